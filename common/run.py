@@ -119,7 +119,8 @@ class Run:
         """
         order = training_order_of(train_loader, "run.make_plan(train_loader, DEFAULT_EPOCHS)")
         plan = Plan(self.config, order, self.data.name, default_epochs)
-        self.context.flag_resolution.resolve(epochs=plan.epochs)  # perhaps no flag states them
+        # If no flag sets the epochs, they are the default.
+        self.context.flag_resolution.resolve(epochs=plan.epochs)
         self.stages.plan = plan
         DISPLAY.show_activity("building the model")
 

@@ -118,7 +118,8 @@ def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
 def compute_loss(
     model: nn.Module, batch: Batch, mixup: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    images, labels = batch["images"], batch["labels"]
+    images = batch["images"]
+    labels = batch["labels"]
     if not mixup:
         logits = model(images)
         return F.cross_entropy(logits, labels), logits

@@ -50,7 +50,8 @@ DEFAULT_EPOCHS = {"other": 15}
 
 def load_data(config: Config, run: Run) -> Data:
     inputs, targets = make_friedman1(5000, noise=1.0, random_state=0)
-    inputs, targets = inputs.astype("float32"), targets.astype("float32")
+    inputs = inputs.astype("float32")
+    targets = targets.astype("float32")
     parts = {"train": slice(4000), "validation": slice(4000, 4500), "test": slice(4500, None)}
     splits = {
         name: TensorSamples(inputs=inputs[rows], targets=targets[rows])

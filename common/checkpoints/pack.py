@@ -147,8 +147,8 @@ def unpack(
     The result is `Any`, because only the caller, whose state it is, knows its type.
 
     Args:
-        tensors: the tensors by name, as `pack` returned them. `Rows` are tensors that are still in
-            files, and of which each rank reads its own rows.
+        tensors: the tensors by name, as `pack` returned them. `Rows` are tensors that are still on
+            the disk; each rank reads its own rows.
         rest: the JSON that `pack` returned.
         mesh: the ranks over which to shard the tensors that are `Rows`; None: they are read whole.
     """

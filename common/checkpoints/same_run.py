@@ -59,7 +59,7 @@ def require_same_run(path: Path, manifest: RunIdentity, identity: RunIdentity) -
 
     Args:
         path: the checkpoint, for a message.
-        manifest: the checkpoint's manifest.
+        manifest: the checkpoint's `Manifest`, which is a `RunIdentity`, too.
         identity: the identity of the run as it would go on.
     """
     require_same_facts(path, manifest, identity)

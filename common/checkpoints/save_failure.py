@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from common.errors import ReplacedDirectoryError, UserError
-from common.failures.disk_errors import is_of_disk, number_of
+from common.failures.disk_errors import is_disk_error, number_of
 
 
 class OtherRankError(OSError):
@@ -17,8 +17,8 @@ class SaveFailure:
 
     message: str
     error_number: int | None = None  # the `errno` of the error; None for an error without one
-    is_of_disk: bool = False  # a disk is full or fails; a later restart may succeed
-    is_of_other_rank: bool = False  # this rank only knows that another rank failed
+    is_disk_error: bool = False  # a disk is full or fails; a later restart may succeed
+    is_from_other_rank: bool = False  # this rank only knows that another rank failed
     is_replaced: bool = False  # the run's directory was removed, or contains another run now
 
     @classmethod
@@ -30,8 +30,8 @@ class SaveFailure:
         return cls(
             f"rank {rank}: {text}",
             error_number=number_of(problem),
-            is_of_disk=is_of_disk(problem),
-            is_of_other_rank=isinstance(problem, OtherRankError),
+            is_disk_error=is_disk_error(problem),
+            is_from_other_rank=isinstance(problem, OtherRankError),
             is_replaced=isinstance(problem, ReplacedDirectoryError),
         )
 

@@ -235,7 +235,8 @@ def restoring(path: Path, name: str) -> AbstractContextManager[None]:
 def load(part: Stateful, state: object, path: Path, name: str) -> None:
     """Restore a part from its state in the checkpoint at `path`.
 
-    Errors that a recipe's own class raises keep their traceback. Other errors become a `UserError`.
+    Errors that a recipe's own class raises keep their traceback, because it shows the user where
+    their code fails. Other errors become a `UserError`.
     """
     if is_of_recipe(part):
         part.load_state_dict(state)
@@ -258,8 +259,8 @@ def load_from_ranks(part: LoadsFromRanks, states: list[object], path: Path, name
 
 def is_of_recipe(part: object) -> bool:
     """Whether a part's class is a recipe's own, and is not a module."""
-    is_of_library = type(part).__module__.startswith(LIBRARY_PACKAGES)
-    return not isinstance(part, nn.Module) and not is_of_library
+    is_from_library = type(part).__module__.startswith(LIBRARY_PACKAGES)
+    return not isinstance(part, nn.Module) and not is_from_library
 
 
 def check_state(part: Stateful | LoadsFromRanks, state: object) -> None:

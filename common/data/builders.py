@@ -304,10 +304,10 @@ def load_in_dialects(opened: OpenedBuilder, dialects: dict[str, Dialect]) -> "Da
 def refuse_damaged_table(
     builder: "DatasetBuilder", dialects: dict[str, Dialect], description: str
 ) -> None:
-    """Raise a `UserError` that names the table because of which a data set can't be read.
+    """Raise a `UserError` that names the damaged table, if there is one.
 
     `datasets` does not name a damaged file, so this function reads each table alone. It returns
-    normally if the data set is not made of tables, or if no table is to blame.
+    normally if the data set is not made of tables, or if all tables can be read and fit together.
 
     Raises:
         UserError: a table can't be read, or its columns differ from those of the first table.

@@ -45,7 +45,8 @@ class EvaluatedModel:
 def read_evaluated_model(model: str) -> EvaluatedModel:
     """Read what is known about the model that `--init-from` names.
 
-    Nothing is known of a single file of weights, and little of a model of the Hub.
+    Nothing is known of a single file of weights. Of a model of the Hub, neither the classes nor the
+    data are known.
 
     Raises:
         UserError: there is no such model, or its files can't be read.

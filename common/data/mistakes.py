@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from common.data.guess import Feature
 from common.errors import UserError
 
-# What to do about a label that is none of the classes. Data on the Hub can't be edited in place.
+# What to do about a label that is not a class. Data on the Hub can't be edited in place.
 CORRECT_LABEL = "correct this label in the data (in a local copy, if they are from the Hub)"
 
 

@@ -114,8 +114,8 @@ class ParquetRows:
         lacking = None
         if None in row:
             lacking = f"value in column {self.columns[row.index(None)]}"
-        # In a column of plain values, every label is a class. So a label that is none belongs to a
-        # column of type ClassLabel, where -1 stands for a missing label.
+        # In a column of plain values, every label is a class. So a label that is not a class
+        # belongs to a column of type ClassLabel, where -1 stands for a missing label.
         elif is_missing_label(label, is_typed=True):
             lacking = f"label (a -1 or NaN counts as none) in column {label_column}"
         if lacking is not None:

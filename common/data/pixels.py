@@ -172,7 +172,9 @@ def deep_colours(
 
 
 def decoded_as(encoded: bytes, mode: str, raw_mode: str) -> Image.Image:
-    """Decode an image file as if its pixels had another layout of the same number of bits.
+    """Decode an image file, and read its pixels in the layout `raw_mode` instead of its own.
+
+    Both layouts must have the same number of bits per pixel.
 
     Pillow keeps the layout in each tile of the image. So this function changes the tiles before it
     loads the pixels.
@@ -183,6 +185,7 @@ def decoded_as(encoded: bytes, mode: str, raw_mode: str) -> Image.Image:
         raw_mode: Pillow's name for the layout, as in `raw_mode_of`.
     """
     image = Image.open(io.BytesIO(encoded))
+    # `load` makes pixels of this mode. Pillow has no public way to set it before.
     image._mode = mode
     tiles = []
     for tile in image.tile:

@@ -216,6 +216,10 @@ class TextData(Data):
     max_length: int  # tokens after which a sample is cut, special tokens included
 
     def preprocessing(self) -> TextPreprocessing:
+        """Return the entries that a recipe adds to the description of its saved model.
+
+        A saved model needs them to predict on new texts. `TextInput` parses them.
+        """
         return {
             "class_names": self.class_names,
             "text_columns": self.text_columns,
@@ -233,15 +237,18 @@ def load_text(
     label_column: str | None,
     token_positions: TokenPositions | None = None,
 ) -> TextData:
-    """Load a text data set, and tokenise it first if it is not in the cache.
+    """Load a text data set.
+
+    Its texts come tokenised from the cache, and are tokenised into it first if they are not there.
+    With `--streaming`, they are tokenised when a batch needs them.
 
     Args:
         checkpoint: Hub id or folder of a tokenizer; "scratch" trains one on the training text.
         max_length: tokens after which a sample is cut, special tokens included.
         text_columns: the value of `--text-columns`; empty: the columns are inferred.
         label_column: the value of `--label-column`; None: the column is inferred.
-        token_positions: makes the entry `token_positions` of a batch, which the packed models of
-            `common.models.packing` need; None: batches have no such entry.
+        token_positions: makes the entry `token_positions` of a batch, which a model needs that
+            leaves out padding (see `common.models.packing`); None: batches have no such entry.
 
     Raises:
         UserError: the data can't be read or have no text (synthetic data are images), or the

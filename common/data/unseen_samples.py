@@ -80,8 +80,9 @@ def prepare_whole(
 ) -> Prepared[FactsType]:
     """Return one whole split of data on which no known run of the model was trained.
 
-    If this split is train, the data may be a moved copy of those on which a run was trained. In
-    this case, all splits are returned as that run had them, with the samples that it held out.
+    If this split is train, the data may be a copy, in another place, of the data on which a known
+    run was trained. Then all splits are returned as that run divided them, so that only the samples
+    that it held out are evaluated.
 
     A note tells the user what is evaluated, and why.
 

@@ -49,7 +49,7 @@ def number_of(error: BaseException) -> int | None:
     return error.errno if isinstance(error, OSError) else None
 
 
-def is_of_disk(error: BaseException) -> bool:
+def is_disk_error(error: BaseException) -> bool:
     """Whether an error of Python or of a library says that a disk is full or fails."""
     if number_of(error) in DISK_ERRORS:
         return True

@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 from common.errors import Preempted, UserError
-from common.failures.disk_errors import is_of_disk
+from common.failures.disk_errors import is_disk_error
 from common.failures.error_causes import is_lost_process
 
 # The status that a run writes to `status.json`.
@@ -30,6 +30,6 @@ def outcome_of(error: BaseException, rank: int | None = None) -> Outcome:
         return Outcome("preempted", resumable=True, reason=error.message)
     if isinstance(error, UserError):
         return Outcome("failed", resumable=error.resumable, reason=error.message)
-    is_resumable = is_of_disk(error) or is_lost_process(error)
+    is_resumable = is_disk_error(error) or is_lost_process(error)
     prefix = "" if rank is None else f"rank {rank}: "
     return Outcome("failed", is_resumable, f"{prefix}{type(error).__name__}: {error}")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from safetensors import SafetensorError
 
 from common.errors import MisfitError, UserError
-from common.failures.disk_errors import advice_for, is_of_disk, number_of
+from common.failures.disk_errors import advice_for, is_disk_error, number_of
 from common.system.wording import shortened
 
 MAX_CHARACTERS = 300  # characters of a library's message that a sentence repeats
@@ -89,7 +89,7 @@ def writing(subject: str, advice: str = "") -> Iterator[None]:
         (OSError, SafetensorError, RecursionError),
         f"{subject} can't be made or written",
         lambda error: advice or advice_for(str(error), number_of(error)),
-        resumable=is_of_disk,
+        resumable=is_disk_error,
     ):
         yield
 

@@ -104,17 +104,17 @@ def roles_of_recipe(config: TrainingConfig) -> RolesOfRecipe:
     A field without flags is left out here, and thus in the file.
     """
     roles = RolesOfRecipe()
-    compared = decided_otherwise(config, "compared")
+    compared = overridden_decisions(config, "compared")
     if compared:
         roles["compared"] = compared
-    free_on_resume = decided_otherwise(config, "free")
+    free_on_resume = overridden_decisions(config, "free")
     if free_on_resume:
         roles["free_on_resume"] = free_on_resume
     return roles
 
 
-def decided_otherwise(config: TrainingConfig, decision: Decision) -> dict[str, bool]:
-    """Return the flags for which the recipe decides otherwise than `TrainingConfig`.
+def overridden_decisions(config: TrainingConfig, decision: Decision) -> dict[str, bool]:
+    """Return the flags for which the recipe overrides the decision of `TrainingConfig`.
 
     Tools read these decisions from `config.json`, because they do not import the recipes of runs.
     For all other flags, they ask `TrainingConfig`.
@@ -126,10 +126,10 @@ def decided_otherwise(config: TrainingConfig, decision: Decision) -> dict[str, b
     Returns:
         For each such flag, what the recipe decides.
     """
-    decided: dict[str, bool] = {}
+    overridden: dict[str, bool] = {}
     for field in fields(config):
         by_recipe: bool = getattr(role_of(type(config), field.name), decision)
         by_default: bool = getattr(role_of(TrainingConfig, field.name), decision)
         if by_recipe != by_default:
-            decided[field.name] = by_recipe
-    return decided
+            overridden[field.name] = by_recipe
+    return overridden

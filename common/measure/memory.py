@@ -82,11 +82,13 @@ def container_limits() -> list[int]:
     """
     limits = []
     for root, path, name in own_cgroups():
+        # A path begins with "/", so its first part is empty. In a container, ".." may follow: it
+        # stands for levels above the container's root, which can't be read.
         parts = [part for part in path.split("/") if part not in ("", "..")]
         for depth in range(len(parts) + 1):
             try:
                 limits.append(int(root.joinpath(*parts[:depth], name).read_text(encoding="utf-8")))
-            except (OSError, ValueError):  # this container hides the level, or the limit is "max"
+            except (OSError, ValueError):  # the level is hidden, or its limit is "max"
                 continue
     return limits
 

@@ -124,6 +124,9 @@ def check_checkpoint(name: str, max_length: int) -> None:
 def facts_of_checkpoint(name: str) -> Mapping[str, object]:
     """Return the configuration of a checkpoint, with the sizes of `SMALL` where it states none.
 
+    Transformers replaces missing sizes by its defaults. For a check, `SMALL` is as good: it has the
+    same number of positions, and a plausible number of layers.
+
     Raises:
         UserError: the checkpoint has no readable `config.json`.
     """
@@ -134,7 +137,8 @@ def facts_of_checkpoint(name: str) -> Mapping[str, object]:
     with reading(f"the config.json of checkpoint {name}", PRETRAINED_ADVICE):
         saved_config, _ = BertConfig.get_config_dict(name)
         # A config.json without `model_type` gives a KeyError, which `reading` reports.
-        return {**SMALL, "model_type": saved_config["model_type"], **saved_config}
+        model_type = saved_config["model_type"]
+    return {**SMALL, **saved_config, "model_type": model_type}
 
 
 def check_sizes(name: str, facts: Mapping[str, object], max_length: int) -> None:

@@ -29,7 +29,8 @@ class Convolution(nn.Conv2d):
             patches = patches.unfold(dimension, size, step)
         # Patches are now [batch, rows, columns, channels, kernel rows, kernel columns]. The last
         # three are flattened in the order in which the weight is stored, so that the weight is not
-        # copied. A sharded weight is stored with its channels first.
+        # copied. The recipes store weights with their channels last; those of a sharded model have
+        # their channels first.
         is_channels_last = self.weight.is_contiguous(memory_format=torch.channels_last)
         order = (2, 3, 1) if is_channels_last else (1, 2, 3)  # order of the weight's dimensions
         order_of_patches = [2 + dimension for dimension in order]

@@ -1,6 +1,7 @@
-"""How the ranks of a run agree: all ranks call the same functions in the same order.
+"""How the ranks of a run agree.
 
-Only the last four functions of this list may be called on some ranks alone.
+All ranks call these functions in the same order, except `announce`, `is_announced`, `claim` and
+`claiming_rank`, which a rank may call alone.
 
 Each way to agree has one function. Code elsewhere decides what the ranks agree on:
 
@@ -121,7 +122,10 @@ def gather_numbers(accelerator: "Accelerator", values: "torch.Tensor") -> "torch
 def reduce_numbers(
     accelerator: "Accelerator", values: "torch.Tensor", reduction: Literal["sum", "mean"]
 ) -> "torch.Tensor":
-    """Return the sum or mean over ranks of float64 values, of the same shape, on the host."""
+    """Return the sum or mean over ranks of the float64 `values`, on the host.
+
+    `values` is on the host, and of the same shape on all ranks.
+    """
     from common.system.devices import has_float64
 
     if has_float64(accelerator.device):

@@ -39,8 +39,9 @@ def find_initial(name: str) -> str:
         UserError: on all ranks, if the model can't be downloaded.
     """
 
-    def find_or_download() -> str:
-        # A Hub id has the form OWNER/NAME. So has the path runs/NAME, but "runs" is a folder here.
+    def download_if_id() -> str:
+        # The id of a model of the Hub has the form OWNER/NAME. A path such as runs/NAME has this
+        # form, too. So a name is no id if its first part is a folder here.
         looks_like_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
         is_id = looks_like_id and not os.path.isdir(Path(name).parent)
         if os.path.exists(name) or not is_id:
@@ -57,7 +58,7 @@ def find_initial(name: str) -> str:
         with reading(subject, advice):
             return snapshot_download(name, allow_patterns=[WEIGHTS, PUBLISHED])
 
-    return ask_rank_zero(find_or_download)
+    return ask_rank_zero(download_if_id)
 
 
 def weights_file(path: str | Path) -> Path:

@@ -91,7 +91,7 @@ def parse_record(
 
 
 def damaged_record_error(source: str, mistake: str, advice: str = PUT_BACK) -> UserError:
-    """Return the error for a file of which an entry is wrong; see `parse_record`.
+    """Return the error for a file with a wrong entry; see `parse_record`.
 
     Args:
         mistake: the wrong entry, in words.

@@ -155,7 +155,10 @@ def add_tensor_of_state(digest: Digest, tensor: torch.Tensor) -> None:
 
 
 def add_array_of_state(digest: Digest, array: np.ndarray) -> None:
-    """Add an array's dtype, shape and bytes. For an array of objects, add the objects instead."""
+    """Add an array's dtype, shape and bytes.
+
+    For an array of objects, add the objects in place of the bytes, which are addresses.
+    """
     digest.update(f"{array.dtype} {array.shape};".encode())
     if array.dtype == object:
         add_state(digest, array.tolist())

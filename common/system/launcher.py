@@ -28,7 +28,9 @@ def launcher_command(script: str) -> str:
         words = launcher.cmdline()
     except (OSError, psutil.Error):
         return UNKNOWN_LAUNCHER
-    if launcher.pid == os.getpid():  # the launcher has ended: see `starting_process`
+    # On Windows, a launcher that has ended is not found: see `starting_process`. On POSIX, another
+    # process has adopted this one, and its command does not name the recipe.
+    if launcher.pid == os.getpid():
         return UNKNOWN_LAUNCHER
     return command_before(words, script)
 

@@ -123,7 +123,12 @@ def signal_after_end(process: "psutil.Process", number: int) -> None:
 
 
 def starting_process() -> "psutil.Process":
-    """Return the process that started this process; if that has ended, this process itself."""
+    """Return the process that started this process.
+
+    If that process has ended, the result is the process that has adopted this one, on POSIX, or
+    this process itself, on Windows. It is this process itself, too, if the process that started it
+    can't be seen from here, as from inside a container.
+    """
     import psutil
 
     try:
@@ -148,9 +153,9 @@ def is_orphan() -> bool:
 
     parent = starting_process()
     try:
-        # `starting_process` returns this process itself if its parent has ended.
-        has_ended = parent.pid == os.getpid()
-        return has_ended or "python" not in " ".join(parent.cmdline()).lower()
+        # On Windows, a parent that has ended is not found: see `starting_process`.
+        is_missing = parent.pid == os.getpid()
+        return is_missing or "python" not in " ".join(parent.cmdline()).lower()
     except psutil.AccessDenied:
         return False  # there is a parent, but its command can't be read
     except (OSError, psutil.Error):

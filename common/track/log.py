@@ -16,7 +16,7 @@ from common.console import say, warn
 from common.console.display import DISPLAY
 from common.console.messages import LINE_LISTENERS
 from common.errors import TrainingError
-from common.failures.disk_errors import advice_for, is_of_disk
+from common.failures.disk_errors import advice_for, is_disk_error
 from common.failures.sentences import cause_text
 from common.measure.sums import Evaluation
 from common.metric_names import EPOCH, STEP
@@ -44,6 +44,11 @@ class PrintedEvaluation(NamedTuple):
         return cls(split, step, tuple(json_safe(values).items()))
 
 
+def no_figures() -> Mapping[str, float]:
+    """Return no figures, in place of the position of a run that has not started."""
+    return {}
+
+
 class Log:
     """Writes the row of each step, and prints the lines of a run.
 
@@ -60,7 +65,7 @@ class Log:
         self.file: TextIO | None = None
         self.output: TextIO | None = None
         # Returns where training is now, as figures by name. `start` sets it.
-        self.position_figures: Callable[[], Mapping[str, float]] = dict
+        self.position_figures: Callable[[], Mapping[str, float]] = no_figures
         self.pending_row = PendingRow()
         self.printed_evaluations: set[PrintedEvaluation] = set()
 
@@ -191,7 +196,7 @@ class Log:
             raise TrainingError(
                 f"{self.directory}/{METRICS_FILE} can't be written ({problem})",
                 advice=advice,
-                resumable=is_of_disk(problem),
+                resumable=is_disk_error(problem),
             ) from None
 
     def send_to_tracker(self, send: Callable[[Tracker], None]) -> None:

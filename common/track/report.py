@@ -125,7 +125,7 @@ def labelled(name: str, value: float) -> str:
 def is_training_metric(name: str) -> bool:
     """Whether a metric is the training loss, or one that the recipe recorded.
 
-    The others under ``train/`` are the learning rates, and those that stand in `METRICS` with this
+    The others under ``train/`` are the learning rates, and those listed in `METRICS` with this
     prefix, such as the gradient norm.
     """
     is_rate_of_group = name.startswith(f"{LEARNING_RATE}/")

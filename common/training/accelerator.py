@@ -163,7 +163,7 @@ def prepare_cpu(config: TrainingConfig, precision: Precision) -> None:
 
 
 def quicken_updates() -> None:
-    """Cache two results that Accelerate would find anew in each update, in 120 µs.
+    """Cache two results that Accelerate would compute again in each update, in 120 µs.
 
     The first is whether the package of the optimizer Lomo is installed (90 µs). The second is the
     signature of `zero_grad` (30 µs). Neither changes during a run.

@@ -84,7 +84,7 @@ class RankDecisions:
         failures = [each for each in failures_by_rank if each is not None]
         # Rank 0 may only report that another rank failed. That rank knows the cause, so its own
         # report is preferred. If that rank is gone, only rank 0's report is known.
-        own_failures = [each for each in failures if not each.is_of_other_rank]
+        own_failures = [each for each in failures if not each.is_from_other_rank]
         cause = (own_failures or failures)[0]
         if cause.is_replaced:  # there is no earlier checkpoint to go on from
             raise TrainingError(cause.message, advice=ReplacedDirectoryError.ADVICE)
@@ -94,7 +94,7 @@ class RankDecisions:
                 f"{advice_for(cause.message, cause.error_number)}, then continue from the "
                 f"checkpoint before it with --resume {quoted(self.directory)}"
             ),
-            resumable=cause.is_of_disk,
+            resumable=cause.is_disk_error,
         )
 
     def ask_all(self, flags: list[bool], global_step: int) -> list[bool]:
@@ -114,10 +114,12 @@ class RankDecisions:
     def is_stop_announced(self) -> bool:
         """Whether any rank was asked to stop, as far as this rank knows.
 
-        Loaders call this before each batch of an evaluation, to end it early. Ranks may have
-        different numbers of batches, so there is no collective: a rank that was asked to stop
-        announces it in the process group's store, and the others look there about once a second.
-        With FSDP there is a collective, so all ranks must call this equally often.
+        Loaders call this before each batch of an evaluation, to end it early.
+
+        Without FSDP, ranks may have different numbers of batches, so they use no collective. A rank
+        that was asked to stop announces it in the process group's store, and the others look there
+        about once a second. With FSDP, ranks use a collective, so all of them must call this
+        equally often.
         """
         is_requested = self.request.reason is not None
         if self.accelerator.mesh is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 from tests.launch import REPOSITORY, Runner, clean_environment
 
@@ -73,6 +74,15 @@ def test_notebook_runs(notebook: nbformat.NotebookNode, tmp_path: Path) -> None:
     assert (clone / "compared.png").stat().st_size > 1000
     assert json.loads(prediction)["label"] == "0"
     assert "Linear(in_features=64" in network
+
+
+def test_address_must_be_set(notebook: nbformat.NotebookNode, tmp_path: Path) -> None:
+    """Outside the repository, the first cell asks for the address, and clones nothing."""
+    code_cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    notebook.cells = code_cells[:1]
+    with pytest.raises(CellExecutionError, match="Set REPOSITORY to the address of your copy"):
+        execute(notebook, tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("folder", ["", "examples"])

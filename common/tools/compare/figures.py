@@ -50,18 +50,18 @@ class RunFigures:
     processes: int
     objective: str  # such as "accuracy:max"
     metrics: dict[str, float | None]  # the metrics in `FIGURES`, by name
-    memory_kind: MemoryKind | None  # whose memory the peak is of
-    mfu_kind: str  # the peak that `perf/mfu` is a share of, such as "of the bf16 peak"
+    memory_kind: MemoryKind | None  # whose peak memory `metrics` has
+    mfu_kind: str  # the peak for `perf/mfu` in words, such as "of the bf16 peak"
     final: dict[str, float]  # the metrics of the final evaluation, without their split
     final_split: Split  # the split of the final evaluation
     final_samples: float | None  # the number of samples in the final evaluation
-    final_standard_error: float | None  # that of the final objective, from `final_samples`
-    best: float | None  # the best value of the objective in training's own evaluations
-    best_split: Split  # the split of training's own evaluations
-    best_standard_error: float | None  # that of `best`, from the number of samples
+    final_standard_error: float | None  # of the objective in `final`
+    best: float | None  # the objective's best value in evaluations during training
+    best_split: Split  # the split of evaluations during training
+    best_standard_error: float | None  # of `best`
     reached_target: bool | None  # None without a target, or before the first evaluation
-    steps_to_target: float | None  # the update at which the target was first reached
-    seconds_to_target: float | None  # the training time at which the target was first reached
+    steps_to_target: float | None  # the update that first reached the target
+    seconds_to_target: float | None  # the training time until that update
     # These three compare the run with the baseline; `with_ratios` computes them.
     throughput_ratio: float | None = None
     memory_ratio: float | None = None

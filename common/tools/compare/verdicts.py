@@ -351,7 +351,11 @@ def further_pairs_text(further_pairs: Sequence[Sequence[GroupVerdict]], source_o
 
 
 def correction_note(verdicts: Sequence[GroupVerdict]) -> str | None:
-    """Return a sentence on the width of the intervals, if several pairs are compared."""
+    """Return a sentence on the width of the intervals, if several pairs are compared.
+
+    Only pairs of groups with several runs count. The result is None if there are fewer than two
+    such pairs, or if none of their verdicts has an interval.
+    """
     repeated = [verdict for verdict in verdicts if verdict.is_repeated]
     pair_count = len({(verdict.baseline, verdict.group) for verdict in repeated})
     intervals = [verdict.interval for verdict in repeated if verdict.interval is not None]

@@ -259,8 +259,8 @@ def pixels_of(image: Image.Image | str, pixel_format: PixelFormat) -> np.ndarray
 
     Args:
         image: the image, or the path of its file.
-        pixel_format: the size and the channels that the model takes, and how it was trained on
-            images of more than 8 bits a channel.
+        pixel_format: the size and the number of channels that the model takes, and the value that
+            is white in images of more than 8 bits a channel.
 
     Raises:
         UserError: the file is not an image that Pillow can read, or `image_to_pixels` refuses it.

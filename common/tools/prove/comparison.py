@@ -71,7 +71,7 @@ class UpdateLayouts:
 
 
 def update_layouts(bench: Bench) -> UpdateLayouts:
-    """Return three layouts of an update with about as many samples as in the reference run."""
+    """Return three layouts of an update with about as many samples as in `Bench.reference`."""
     half = max(1, bench.batch_size * bench.accumulation // 2)
     return UpdateLayouts(
         whole=UpdateLayout(2 * half, accumulation=1),
@@ -93,10 +93,16 @@ def run_with_layout(
     """Return a run whose updates have a layout, without dropout.
 
     Of its updates, only the first `UPDATES` are compared. But a run in fp32 makes a whole epoch,
-    because the check of samples uses it too.
+    because `judge_samples` also takes such runs, and checks that an epoch uses all samples.
+
+    `interruptions`, `resumed_processes` and `environment` are fields of `RunSpec`.
 
     Args:
+        name: the name of the run's folder; with `in_float64`, the folder's name has an ending.
         in_float64: whether to compute the networks in float64 instead of fp32.
+
+    Raises:
+        RunFailedError: a launch has failed.
     """
     effective_batch = layout.batch_size * layout.accumulation * layout.processes
     updates = UPDATES
@@ -109,7 +115,9 @@ def run_with_layout(
         log_every=1,
         mixed_precision="no",
     )
-    if in_float64:  # compressed gradients would be rounded, but only on several processes
+    if in_float64:
+        # Compression rounds gradients, but only those that several processes exchange. So layouts
+        # with different numbers of processes would differ by far more than float64 does.
         flags += as_words(gradient_compression="no")
     spec = RunSpec(
         f"{name}-in-float64" if in_float64 else name,

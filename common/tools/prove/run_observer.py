@@ -130,19 +130,8 @@ class RunObserver:
                 validation_split=run.loaded.validation_split,
                 test_split=run.loaded.test_split,
                 parts=[*self.kept],
-                modules=self.count_modules(),
             )
         )
-
-    def count_modules(self) -> dict[str, int]:
-        """Return the number of modules of each class in the kept networks."""
-        counts: dict[str, int] = {}
-        for part in self.kept.values():
-            if isinstance(part, nn.Module):
-                for module in extract_model_from_parallel(part).modules():
-                    name = type(module).__name__
-                    counts[name] = counts.get(name, 0) + 1
-        return counts
 
     # In the loop
 

@@ -44,9 +44,9 @@ def show_differences(differences: Sequence[FactDifference]) -> None:
     Packages that can't change bits are only counted, because there may be dozens of them.
     """
     if not differences:
-        say("versions, hardware and code are the same as then")
+        say("versions, hardware and code are the same as in the old run")
         return
-    rows = [["", "then", "now", "equal bits"]]
+    rows = [["", "old run", "now", "equal bits"]]
     other_packages = 0
     for difference in differences:
         if difference.fact.startswith(VERSION_OF) and not difference.changes_bits:
@@ -55,7 +55,7 @@ def show_differences(differences: Sequence[FactDifference]) -> None:
         outlook = "unlikely" if difference.changes_bits else "not affected"
         rows.append([difference.fact, difference.before, difference.now, outlook])
     if len(rows) > 1:
-        print_table(rows, title="what differs from then")
+        print_table(rows, title="differences from the old run")
     if other_packages:
         packages = counted(other_packages, "other package differs", "other packages differ")
         say(f"{packages}, which can't change bits; {RECEIPT} will list them")

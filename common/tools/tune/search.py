@@ -260,10 +260,12 @@ class Search:
         raise UserError(problem, advice=advice)
 
     def best_command(self, best: FrozenTrial, recipe: Recipe) -> str:
-        """Return the command that repeats the best trial and reaches the same figures.
+        """Return the command that trains the best trial again.
 
-        The command starts the recipe as the trials were started. It states every flag of the trial,
-        and the trial's choice for each flag that was ``auto``.
+        The command starts the recipe as the trials were started. It states the flags that all
+        trials share, the trial's values of the searched flags, and what the trial chose itself: see
+        `resolved_words`. It leaves out the directory and the ``--keep-checkpoints`` that `command`
+        adds, on which no figure depends.
         """
         config_file = self.settings.config_file
         start = ["python"]

@@ -128,9 +128,9 @@ def compare_variants(finished: Mapping[str, Sequence[str]]) -> Comparison:
 
 
 def one_run_each(comparison: Comparison) -> Comparison:
-    """Return a comparison of the first run of each variant, called by the variant's title.
+    """Return a comparison of the first run of each variant, which gets the variant's title as name.
 
-    Variants differ in the same settings with every seed, so this comparison has each warning once.
+    In a comparison of all runs, a warning on a variant would be repeated for each of its seeds.
     """
     runs = [
         replace(comparison.runs[group.run_indices[0]], name=group.label)

@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.failures.disk_errors import advice_for, is_of_disk
+from common.failures.disk_errors import advice_for, is_disk_error
 from common.storage.files import replacing, write_text
 from common.system import platforms
 from common.system.printable import PLAIN
@@ -369,12 +369,12 @@ def test_meaningless_messages_match_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert platforms.error_texts(errno.EPIPE, errno.EDQUOT) == ()
     monkeypatch.undo()
     full = "There is not enough space on the disk. (os error 112)"
-    assert is_of_disk(RuntimeError(full))
+    assert is_disk_error(RuntimeError(full))
     assert advice_for(full, error_number=None) == "free some space"
     assert advice_for("Nicht genug Speicherplatz", errno.ENOSPC) == "free some space"
     assert advice_for(os.strerror(errno.ENOENT), errno.ENOSPC) == "free some space"
-    assert is_of_disk(OSError(errno.ENOSPC, "Nicht genug Speicherplatz"))
-    assert not is_of_disk(OSError(errno.ENOENT, "Unknown error"))
+    assert is_disk_error(OSError(errno.ENOSPC, "Nicht genug Speicherplatz"))
+    assert not is_disk_error(OSError(errno.ENOENT, "Unknown error"))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ class Started(ObservedRecord):
     validation_split: str
     test_split: str
     parts: list[str]  # the names that the recipe passed to `run.keep`
-    modules: dict[str, int]  # how many modules of each class the kept networks have
 
 
 # The types of reachable values that need different advice.

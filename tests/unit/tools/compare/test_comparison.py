@@ -17,7 +17,7 @@ from PIL import Image
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.flags import flag
-from common.lifecycle.run_config import decided_otherwise
+from common.lifecycle.run_config import overridden_decisions
 from common.run_directory.records import RunConfig
 from common.tools.compare.command import main
 from common.tools.compare.comparison import compare
@@ -572,9 +572,9 @@ def test_compare_honours_the_roles_of_a_copys_flags(tmp_path: Path) -> None:
         dropout: float = flag(0.0, least=0, most=1)
         notes: str | None = flag(None)  # type: ignore[assignment]
 
-    assert decided_otherwise(Config(), "compared") == {"nickname": False, "notes": True}
-    assert decided_otherwise(Config(), "free") == {"nickname": True, "notes": False}
-    assert decided_otherwise(TrainingConfig(), "compared") == {}
+    assert overridden_decisions(Config(), "compared") == {"nickname": False, "notes": True}
+    assert overridden_decisions(Config(), "free") == {"nickname": True, "notes": False}
+    assert overridden_decisions(TrainingConfig(), "compared") == {}
     shown = []
     for compared in ({"nickname": False, "notes": True}, {}):
         runs = []

@@ -45,7 +45,6 @@ def started(
         validation_split="validation",
         test_split="validation",
         parts=["model"],
-        modules={"Linear": 1},
     )
 
 
