@@ -502,5 +502,90 @@ OBJECTIVE = """,
         words=("stands for the split test, but read only validation",),
         flags=(*SMALL, "--validation-share", "0.2"),
     ),
+    Broken(
+        "dropout annealed in place",
+        MLP,
+        (
+            (
+                STEP,
+                f"{STEP}"
+                "                for module in model.modules():\n"
+                "                    if isinstance(module, nn.Dropout):\n"
+                "                        module.p *= 0.98\n",
+            ),
+        ),
+        check="resumes",
+        words=("model.body[2].p", "no checkpoint"),
+        flags=DROPOUT,
+        passes="repeatable",
+    ),
+    Broken(
+        "layers thawed at exactly one update",
+        MLP,
+        (
+            (
+                LOOP,
+                "        body = accelerator.unwrap_model(model).body\n"
+                "        body.requires_grad_(False)\n"
+                f"{LOOP}"
+                "            if run.progress.global_step == 4:\n"
+                "                body.requires_grad_(True)\n",
+            ),
+        ),
+        check="resumes",
+        words=("model.body", "requires_grad of the parameters", "no checkpoint"),
+        passes="repeatable",
+    ),
+    Broken(
+        "running mean in a forward hook",
+        MLP,
+        (
+            (
+                OBJECTIVE,
+                """\
+class Centre:
+    def __init__(self) -> None:
+        self.mean = torch.zeros(())
+
+    def __call__(self, module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        if module.training and torch.is_grad_enabled() and not output.is_meta:
+            self.mean = self.mean.lerp(output.detach().float().mean(), 0.1)
+        return output - self.mean.to(output)
+
+
+OBJECTIVE = """,
+            ),
+            (
+                "    model.gradient_checkpointing = config.gradient_checkpointing\n",
+                "    model.gradient_checkpointing = config.gradient_checkpointing\n"
+                "    model.head.register_forward_hook(Centre())\n",
+            ),
+        ),
+        check="resumes",
+        words=("model.head._forward_hooks[0].mean", "in a hook", "no checkpoint"),
+        passes="repeatable",
+    ),
+    Broken(
+        "a second loader in an endless iterator",
+        MLP,
+        (
+            (TORCH, f"import itertools\n\n{TORCH}"),
+            (
+                LOOP,
+                "        numbers = torch.utils.data.TensorDataset(torch.arange(512))\n"
+                "        extra = itertools.cycle(torch.utils.data.DataLoader(numbers, 8))\n"
+                f"{LOOP}",
+            ),
+            (
+                FORWARD,
+                f"{FORWARD}"
+                "                (values,) = next(extra)\n"
+                "                loss = loss * (1 + values.float().mean() / 1000)\n",
+            ),
+        ),
+        check="resumes",
+        words=("extra (position of an iterator itertools.cycle", "no checkpoint"),
+        passes="repeatable",
+    ),
 )
 BY_DEFAULT = 5  # the number of copies that CI tests by default

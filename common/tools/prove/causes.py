@@ -1,6 +1,7 @@
 """Finds the causes of a difference between two observed runs, with advice for the recipe."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.tools.prove.differences import Difference, Subject
@@ -31,7 +32,16 @@ ADVICE_FOR_LOST: dict[ValueType, str] = {
         "draw from the global generator of torch, numpy or random, whose states checkpoints hold, "
         "or pass run.keep an object whose state_dict and load_state_dict save and restore its state"
     ),
+    "iterator": (
+        "no checkpoint can hold an iterator, so choose the samples from run.progress.global_step "
+        "instead, such as samples[run.progress.global_step % len(samples)]"
+    ),
     "buffer": "register it without persistent=False",
+    "setting": (
+        "set it in each pass of the loop from run.progress.global_step or run.epoch with >=, such "
+        "as layer.requires_grad_(run.epoch >= 2), and not once, because a resumed run does not "
+        "repeat that update"
+    ),
     "network": KEEP,
     "stateful": KEEP,
     "file": (
@@ -42,7 +52,15 @@ ADVICE_FOR_LOST: dict[ValueType, str] = {
 }
 WITH_STATE_DICT: tuple[ValueType, ...] = ("network", "stateful")
 # Values of these types are the likeliest causes, the likeliest first.
-LIKELIEST: tuple[ValueType, ...] = ("generator", "buffer", "network", "stateful", "file")
+LIKELIEST: tuple[ValueType, ...] = (
+    "generator",
+    "iterator",
+    "buffer",
+    "setting",
+    "network",
+    "stateful",
+    "file",
+)
 UNDESCRIBED = Description(type="other", text="value")
 DEPEND_ON = "compute it from nothing but the weights, the batches and the number of the update"
 LOOK_FOR = (
@@ -235,6 +253,37 @@ def without_nested(described: Mapping[str, Description]) -> dict[str, Descriptio
     return outer
 
 
+def with_settings_merged(described: Mapping[str, Description]) -> dict[str, Description]:
+    """Replace the settings of several modules, such as all layers, by one of the module around.
+
+    The settings of modules in one variable are merged if they have the same name.
+    """
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    merged = {}
+    for path, description in described.items():
+        if description.type != "setting":
+            merged[path] = description
+            continue
+        module_path, _, setting = path.rpartition(".")
+        variable = re.split(r"[.\[]", path)[0]
+        groups.setdefault((description.text, variable, setting), []).append(module_path)
+    for (text, _, setting), module_paths in groups.items():
+        path = f"{common_path(module_paths)}.{setting}"
+        merged[path] = Description(type="setting", text=text)
+    return merged
+
+
+def common_path(paths: Sequence[str]) -> str:
+    """Return the longest path that all these paths are, or begin with."""
+    split_paths = [re.split(r"(?=[.\[])", path) for path in paths]
+    common_parts = []
+    for parts in zip(*split_paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        common_parts.append(parts[0])
+    return "".join(common_parts)
+
+
 def sorted_by_likelihood(described: Mapping[str, Description]) -> dict[str, Description]:
     """Sort values by how likely they are the cause; see `LIKELIEST`."""
 
@@ -247,7 +296,7 @@ def sorted_by_likelihood(described: Mapping[str, Description]) -> dict[str, Desc
 
 def causes_of_lost_values(lost: Mapping[str, Description]) -> list[Cause]:
     """Return a cause for each lost value, the likeliest first, at most `MAX_CAUSES`."""
-    described = sorted_by_likelihood(without_nested(lost))
+    described = sorted_by_likelihood(with_settings_merged(without_nested(lost)))
     causes = [cause_of_lost_value(path, description) for path, description in described.items()]
     return causes[:MAX_CAUSES]
 

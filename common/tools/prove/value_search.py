@@ -5,11 +5,10 @@ repetitions.
 """
 
 import io
-import os
 import random
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,7 +23,20 @@ from common.config import TrainingConfig
 from common.data.dataset import Data
 from common.data.samples import Samples
 from common.storage.value_digests import PLAIN_TYPES, digest_of_state
+from common.tools.prove.network_values import (
+    attributes_beside_state,
+    hooks_of_module,
+    hooks_of_optimizer,
+    path_of_submodule,
+    settings_of,
+)
 from common.tools.prove.own_code import is_own_module
+from common.tools.prove.positions import (
+    FILES,
+    contents_of_iterator,
+    position_of_file,
+    position_of_iterator,
+)
 from common.tools.prove.records.run_records import Description, ValueType
 
 MAX_VALUES = 20_000  # the most values that a search visits
@@ -32,10 +44,7 @@ MAX_ITEMS = 2_000  # the most items of a container whose items are visited one b
 MAX_DEPTH = 12  # the most steps from a variable to a value
 MAX_BYTES = 2**24  # the largest array that is read whole; of a larger one, a sample is read
 SAMPLED_ELEMENTS = 2**16  # about how many elements of a larger array are read
-# Attributes of `nn.Module` that its state_dict or other records cover, or that never matter.
-TORCH_ATTRIBUTES = frozenset(vars(nn.Module())) | {"training"}
 ARRAYS = (torch.Tensor, np.ndarray)
-FILES = (io.IOBase, io.TextIOBase)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque, types.MappingProxyType)
 FUNCTIONS = (types.FunctionType, types.MethodType, partial)
 # A method of `ValueSearch`: it gets the path, the variable's description, the value and its depth.
@@ -121,6 +130,8 @@ class ValueSearch:
                 return visitor
         if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
             return self.visit_stateful
+        if isinstance(value, Iterator) and not is_own_module(type(value).__module__):
+            return self.visit_iterator
         return self.visit_object
 
     def visit_array(
@@ -132,7 +143,7 @@ class ValueSearch:
     def visit_file(self, path: str, variable_text: str, value: io.IOBase, depth: int) -> None:
         """Add the position of an open file."""
         text = f"position of an open file, {variable_text}"
-        self.reached.add(path, "file", text, position_of(value))
+        self.reached.add(path, "file", text, position_of_file(value))
 
     def visit_python_generator(
         self,
@@ -141,10 +152,27 @@ class ValueSearch:
         value: "types.GeneratorType[object, object, object]",
         depth: int,
     ) -> None:
-        """Visit the local variables of a generator, if its function is the recipe's."""
+        """Add the position of a generator.
+
+        If its function is the recipe's, visit its local variables too.
+        """
+        self.visit_iterator(path, variable_text, value, depth)
         frame = value.gi_frame  # None after the end of the function
         if frame is not None and is_own_module(frame.f_globals["__name__"]):
             self.visit_all(path, variable_text, frame.f_locals, depth)
+
+    def visit_iterator(
+        self, path: str, variable_text: str, value: Iterator[object], depth: int
+    ) -> None:
+        """Add the position of an iterator, and visit the iterators that it reads."""
+        text = f"position of an iterator {class_name(value)}, {variable_text}"
+        self.reached.add(path, "iterator", text, position_of_iterator(value))
+        contents = contents_of_iterator(value)
+        # Only the iterators are numbered. The number of other contents changes when the search
+        # reads the variables of a generator.
+        iterators = [content for content in contents if isinstance(content, Iterator)]
+        for number, iterator in enumerate(iterators):
+            self.visit(f"{path}[{number}]", variable_text, iterator, depth + 1)
 
     def visit_class(self, path: str, variable_text: str, value: type, depth: int) -> None:
         """Visit the attributes of a class, if it is the recipe's own."""
@@ -187,46 +215,51 @@ class ValueSearch:
             self.visit(f"{path}[{key!r:.40}]", variable_text, item, depth + 1)
 
     def visit_module(self, path: str, variable_text: str, module: nn.Module, depth: int) -> None:
-        """Add the weights of a network that is not kept, and values that its state_dict lacks.
-
-        These values are buffers with persistent=False, and attributes of the recipe's own modules.
-        """
+        """Add the weights of a network that is not kept, and values that its state_dict lacks."""
         if id(module) not in self.kept:
             text = f"network {class_name(module)}, {variable_text}"
             self.reached.add(path, "network", text, module.state_dict())
+        new_modules = {}
         for name, submodule in module.named_modules():
-            self.visited[id(submodule)] = submodule
-            inner_path = f"{path}.{name}" if name else path
-            for buffer_name in sorted(submodule._non_persistent_buffers_set):
-                buffer = submodule._buffers.get(buffer_name)
-                if buffer is not None:
-                    self.reached.add(
-                        f"{inner_path}.{buffer_name}",
-                        "buffer",
-                        f"buffer of a network with persistent=False, {variable_text}",
-                        buffer,
-                    )
-            if is_own_module(type(submodule).__module__):
-                own_attributes = {
-                    key: item
-                    for key, item in vars(submodule).items()
-                    if key not in TORCH_ATTRIBUTES
-                }
-                self.visit_all(inner_path, variable_text, own_attributes, depth)
-        # Visit no tensor of the network again: it was added above, or checkpoints hold it.
-        for tensor in [*module.parameters(), *module.buffers()]:
-            self.visited.setdefault(id(tensor), tensor)
+            if submodule is module or id(submodule) not in self.visited:
+                new_modules[path_of_submodule(path, name)] = submodule
+        # Visit no submodule or tensor of the network again: all are added here, or checkpoints hold
+        # them.
+        for part in [*module.modules(), *module.parameters(), *module.buffers()]:
+            self.visited.setdefault(id(part), part)
+        for inner_path, submodule in new_modules.items():
+            self.visit_submodule(inner_path, variable_text, submodule, depth)
+
+    def visit_submodule(self, path: str, variable_text: str, module: nn.Module, depth: int) -> None:
+        """Add the values of a module alone that its state_dict lacks.
+
+        These are buffers with persistent=False, settings such as `requires_grad`, attributes, and
+        the values that hooks of the recipe keep.
+        """
+        for name in sorted(module._non_persistent_buffers_set):
+            buffer = module._buffers.get(name)
+            if buffer is not None:
+                text = f"buffer of a network with persistent=False, {variable_text}"
+                self.reached.add(f"{path}.{name}", "buffer", text, buffer)
+        for name, (words, setting) in settings_of(module).items():
+            self.reached.add(f"{path}.{name}", "setting", f"{words}, {variable_text}", setting)
+        self.visit_all(path, variable_text, attributes_beside_state(module), depth)
+        for hook_path, hook in hooks_of_module(path, module):
+            self.visit(hook_path, f"in a hook, {variable_text}", hook, depth + 1)
 
     def visit_stateful(self, path: str, variable_text: str, value: Stateful, depth: int) -> None:
         """Add the state of an object that has state_dict, unless the recipe keeps it.
 
         Kept or not, its attributes are visited too, because its state_dict may lack some of them.
-        The state_dict of an optimizer lacks none.
+        The state_dict of an optimizer lacks only what its hooks keep.
         """
         if id(value) not in self.kept:
             text = f"{class_name(value)} with state_dict, {variable_text}"
             self.reached.add(path, "stateful", text, value.state_dict())
-        if not isinstance(value, torch.optim.Optimizer):
+        if isinstance(value, torch.optim.Optimizer):
+            for hook_path, hook in hooks_of_optimizer(path, value):
+                self.visit(hook_path, f"in a hook, {variable_text}", hook, depth + 1)
+        else:
             self.visit_object(path, variable_text, value, depth)
 
     def visit_function(
@@ -317,15 +350,3 @@ def state_of_random_generator(value: object) -> object:
     if isinstance(value, np.random.RandomState):
         return value.get_state(legacy=False)
     return None
-
-
-def position_of(file: io.IOBase) -> int:
-    """Return the position in a file; -1 if the file is closed or has no position."""
-    try:
-        return int(file.tell())
-    except (OSError, ValueError):
-        pass
-    try:  # a text file that is being read by line does not report its position
-        return os.lseek(file.fileno(), 0, os.SEEK_CUR)
-    except (OSError, ValueError):
-        return -1

@@ -25,8 +25,17 @@ class Started(ObservedRecord):
 
 
 # The types of reachable values that need different advice.
-ValueType = Literal["generator", "buffer", "network", "stateful", "file", "text", "other"]
-
+ValueType = Literal[
+    "generator",
+    "iterator",
+    "buffer",
+    "setting",  # of a network's module, such as requires_grad
+    "network",
+    "stateful",
+    "file",
+    "text",
+    "other",
+]
 
 OF_RECIPE = "global variable of the recipe"  # ends the text of such a value's `Description`
 

@@ -12,6 +12,7 @@ from common.tools.prove.causes import (
     cause_of_lost_value,
     causes_after_resume,
     causes_of_lost_state,
+    causes_of_lost_values,
     causes_of_repeat,
 )
 from common.tools.prove.differences import first_difference
@@ -178,6 +179,8 @@ def test_a_generator_that_differs_between_two_runs_is_named_first() -> None:
         ("network", "run.keep(..., value=value)"),
         ("stateful", "run.keep(..., value=value)"),
         ("file", "read by sample index"),
+        ("iterator", "choose the samples from run.progress.global_step"),
+        ("setting", "set it in each pass of the loop"),
         ("other", "compute it from run.progress.global_step"),
     ],
 )
@@ -187,6 +190,30 @@ def test_advice_follows_the_type_of_a_value(value_type: ValueType, words: str) -
     cause = cause_of_lost_value("value", Description(type=value_type, text=text))
     assert words in cause.advice
     assert text in cause.sentence
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["model.body[0].training"], ["model.body[0].training"]),
+        (["model.body[1].training", "model.body[10].training"], ["model.body.training"]),
+        (["model.body[1].training", "model.bodies[1].training"], ["model.training"]),
+        (["model.training", "model.head.training"], ["model.training"]),
+        (
+            ["model.head.training", "critic[0].training"],
+            ["model.head.training", "critic[0].training"],
+        ),
+        (
+            ["model[0].training", "model[0].requires_grad"],
+            ["model[0].training", "model[0].requires_grad"],
+        ),
+    ],
+)
+def test_settings_of_several_layers_are_one_cause(paths: list[str], names: list[str]) -> None:
+    """A frozen network of many layers leaves room for other causes."""
+    description = Description(type="setting", text="setting, local variable of main()")
+    causes = causes_of_lost_values(dict.fromkeys(paths, description))
+    assert [cause.sentence.partition(" ")[0] for cause in causes] == names
 
 
 def test_a_batch_whose_contents_differ_is_named() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, TextIO
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from common.data.dataset import Data, DatasetSamples
 from common.data.stored_samples import TensorSamples
@@ -60,6 +63,52 @@ class Lines:
 
     def __getitem__(self, index: int) -> str:
         return next(self.file)
+
+
+class Centre:
+    """A hook with a mean that its module does not have."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+    def __call__(self, *arguments: Any) -> None:
+        self.mean += 1.0
+
+
+def layers() -> nn.Sequential:
+    """Return a network of torch's own modules alone."""
+    return nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+
+
+def with_hooks() -> nn.Sequential:
+    """Return a network with a hook of torch, and a hook of the recipe on a module."""
+    network = layers()
+    network[0].register_forward_hook(nullcontext().__exit__)  # a function of a library
+    network[0].register_forward_hook(Centre())
+    return network
+
+
+def with_parameter_hook() -> nn.Sequential:
+    network = layers()
+    network[0].weight.register_hook(Centre())
+    return network
+
+
+def with_step_hook() -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(layers().parameters(), 0.1)
+    optimizer.register_step_post_hook(Centre())
+    return optimizer
+
+
+def loader() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.zeros(8)))
+
+
+def forever() -> Iterator[Any]:
+    """Yield batches without end. The iterator of the loader is in no variable."""
+    while True:
+        for _ in loader():
+            yield None
 
 
 def remember(values: list[int] = []) -> list[int]:  # noqa: B006
@@ -142,6 +191,34 @@ CASES: dict[str, tuple[Any, Callable[[Any], object], str]] = {
     "default": (remember, lambda value: value().append(1), "value.__defaults__[0]"),
     "closure": (counting(), lambda value: value(), "value.count"),
     "generator function": (numbers(), next, "value.position"),
+    "dropout": (layers(), lambda value: setattr(value[1], "p", 0.4), "value[1].p"),
+    "frozen layer": (
+        layers(),
+        lambda value: value[0].requires_grad_(False),
+        "value[0].requires_grad",
+    ),
+    "mode of a layer": (layers(), lambda value: value[1].eval(), "value[1].training"),
+    "hook": (
+        with_hooks(),
+        lambda value: value(torch.zeros(2)),
+        "value[0]._forward_hooks[0].mean",
+    ),
+    "hook of a parameter": (
+        with_parameter_hook(),
+        lambda value: value(torch.zeros(2)).sum().backward(),
+        "value[0].weight._backward_hooks[0].mean",
+    ),
+    "hook of an optimizer": (
+        with_step_hook(),
+        lambda value: value.step(),
+        "value._optimizer_step_post_hooks[0].mean",
+    ),
+    "cycle": (itertools.cycle(loader()), next, "value"),
+    "zip": (zip(loader(), loader(), strict=True), next, "value"),
+    "count": (itertools.count(), next, "value"),
+    "iterator of a list": (iter([1, 2, 3]), next, "value"),
+    "iterator of a loader": (iter(loader()), next, "value"),
+    "loader in a generator function": (forever(), next, "value"),
 }
 
 
@@ -149,7 +226,7 @@ CASES: dict[str, tuple[Any, Callable[[Any], object], str]] = {
 def test_a_change_shows(case: str) -> None:
     """A change gives the path a different digest. Without a change, the digest stays the same."""
     value, change, path = CASES[case]
-    if case == "generator function":
+    if "generator function" in case:
         next(value)
     before = look(value=value)
     assert look(value=value).digests == before.digests
@@ -177,6 +254,8 @@ TYPES = {
     "stateful": "stateful",
     "buffer of a network": "buffer",
     "weights": "network",
+    "frozen layer": "setting",
+    "cycle": "iterator",
 }
 
 
@@ -219,6 +298,38 @@ def test_the_state_of_kept_parts_is_left_out() -> None:
     assert "ema" not in reached.digests
     assert "model" not in reached.digests
     assert {"ema.updates", "model.calls", "model.seen"} <= reached.digests.keys()
+
+
+def test_wrappers_and_private_attributes_of_libraries_are_left_out() -> None:
+    """Libraries change them in each pass, so they would be named for nothing."""
+    network = layers()
+    network[1]._calls = 1
+    reached = look(value=nn.DataParallel(network))
+    assert "value.module[1].p" in reached.digests
+    assert "value.device_ids" not in reached.digests
+    assert not [path for path in reached.digests if "_calls" in path]
+
+
+def test_hooks_of_libraries_are_left_out() -> None:
+    network = layers()
+    network[0].register_forward_hook(nn.Identity())
+    network[0].register_forward_hook(nn.Dropout(0.5).forward)
+    assert not [path for path in look(value=network).digests if "hook" in path]
+
+
+def test_a_batch_of_a_frozen_iterator_is_not_taken() -> None:
+    """The search leaves each iterator where it is."""
+    iterators = {"cycle": itertools.cycle([1, 2]), "zip": zip([1, 2], [3, 4], strict=True)}
+    look(**iterators)
+    assert next(iterators["cycle"]) == 1
+    assert next(iterators["zip"]) == (1, 3)
+
+
+def test_a_submodule_in_a_variable_is_listed_once() -> None:
+    network = layers()
+    paths = look(value=network, layer=network[1]).digests
+    assert "value[1].p" in paths
+    assert "layer.p" not in paths
 
 
 def test_a_search_draws_no_random_numbers() -> None:
