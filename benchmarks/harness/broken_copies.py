@@ -113,7 +113,7 @@ BROKEN: tuple[Broken, ...] = (
             (RECORD, f"            average.update_parameters(model)\n{RECORD}"),
         ),
         check="resumes",
-        words=("average", "network", "no checkpoint", "no compared result depends on it"),
+        words=("average", "network", "no checkpoint", "no compared result depends on this state"),
         passes="repeatable",
     ),
     Broken(
@@ -586,6 +586,36 @@ OBJECTIVE = """,
         check="resumes",
         words=("extra (position of an iterator itertools.cycle", "no checkpoint"),
         passes="repeatable",
+    ),
+    Broken(
+        "a copy of the weights kept every eight updates",
+        MLP,
+        (
+            (LOOP, f"        snapshots: list[dict[str, torch.Tensor]] = []\n{LOOP}"),
+            (
+                RECORD,
+                f"{RECORD}"
+                "            if run.progress.global_step % 8 == 0:\n"
+                "                state = model.state_dict()\n"
+                "                snapshots.append({name: state[name].clone() for name in state})\n",
+            ),
+        ),
+        check="memory",
+        words=("live tensors grows by", "the list `snapshots` of main in train.py"),
+    ),
+    Broken(
+        "one_hot without the number of classes",
+        MLP,
+        (
+            (
+                FORWARD,
+                f"{FORWARD}"
+                '                targets = F.one_hot(batch["labels"]).float()\n'
+                "                loss = loss * targets.sum() / len(logits)\n",
+            ),
+        ),
+        check="waits",
+        words=("one_hot without num_classes",),
     ),
 )
 BY_DEFAULT = 5  # the number of copies that CI tests by default

@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from benchmarks.harness.edited_copies import (
     EVALUATION,
+    FORWARD,
+    LOOP,
     MLP,
+    RECORD,
     SUMS,
+    TORCH,
     EditedCopy,
 )
 
@@ -68,6 +72,55 @@ CORRECT: tuple[Correct, ...] = (
             ),
         ),
         checks=("samples", "figures"),
+    ),
+    Correct(
+        "the loss printed after run.record, at log lines only",
+        MLP,
+        (
+            (
+                RECORD,
+                f"{RECORD}"
+                "            step = run.progress.global_step\n"
+                "            if accelerator.sync_gradients and step % config.log_every == 0:\n"
+                '                print(f"loss {loss.item():.3f}")\n',
+            ),
+        ),
+        checks=("waits",),
+    ),
+    Correct(
+        "a tensor made on the host before the loop",
+        MLP,
+        (
+            (LOOP, f"        factors = torch.tensor([1.0, 0.5, 0.25])\n{LOOP}"),
+            (
+                FORWARD,
+                f"{FORWARD}                loss = loss * factors[run.epoch % 3].item()\n",
+            ),
+        ),
+        checks=("waits", "resumes"),
+    ),
+    Correct(
+        "one_hot with the number of classes",
+        MLP,
+        (
+            (
+                FORWARD,
+                f"{FORWARD}"
+                '                targets = F.one_hot(batch["labels"], logits.shape[-1]).float()\n'
+                "                loss = loss + (logits.softmax(-1) - targets).abs().mean()\n",
+            ),
+        ),
+        checks=("waits",),
+    ),
+    Correct(
+        "the last losses in a deque with a maxlen",
+        MLP,
+        (
+            (TORCH, f"from collections import deque\n\n{TORCH}"),
+            (LOOP, f"        recent: deque[torch.Tensor] = deque(maxlen=256)\n{LOOP}"),
+            (RECORD, f"{RECORD}            recent.append(loss.detach())\n"),
+        ),
+        checks=("memory", "waits", "resumes"),
     ),
 )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 from common.tools.prove.bench import Bench
 from common.tools.prove.records.instrument_records import GrowingTensors, MemoryInUse
@@ -32,7 +32,12 @@ WORDS = {
 }
 BYTES_OF_TENSOR = 512  # the Python and C++ objects of a tensor, without its values
 MIN_POINTS = 5  # the fewest measurements after the warm-up
-MIN_RISING_SHARE = 0.7  # compared with `Growth.rising_share`, which is about a half for noise
+# Growth is steady if the slope is large between this share of neighbouring measurements. For noise,
+# the share is about a half.
+MIN_RISING_SHARE = 0.7
+# Growth in steps, such as once an epoch, also counts if there are so many steps. A single step may
+# be a cache that is filled once.
+MIN_STEPS = 2
 ADVICE = (
     "do not keep tensors from update to update, or from evaluations: pass them to run.record, or "
     "keep numbers; call .detach() on a loss that is added up, or its graph of gradients stays"
@@ -44,15 +49,23 @@ class Growth:
     """The growth of one type of memory."""
 
     memory_type: str  # a key of MAX_GROWTH
-    slope: float  # the median, in MiB for each update or evaluation
+    slope: float  # in MiB for each update or evaluation
     limit: float  # the largest allowed slope
-    # The share of pairs of neighbouring measurements between which the slope is more than half of
-    # the limit.
-    rising_share: float
+    is_noise: bool  # whether the memory goes up and down, so that the slope is due to chance
 
     @property
     def is_too_much(self) -> bool:
-        return self.slope > self.limit and self.rising_share >= MIN_RISING_SHARE
+        return self.slope > self.limit and not self.is_noise
+
+    def in_words(self, unit: str) -> str:
+        """Return the slope and its limit.
+
+        Args:
+            unit: the event with which memory may grow, "update" or "evaluation".
+        """
+        remark = "; it goes up and down" if self.slope > self.limit and self.is_noise else ""
+        words = WORDS[self.memory_type]
+        return f"{words} {self.slope:+.4f} MiB an {unit} (at most {self.limit}{remark})"
 
 
 def judge_memory(bench: Bench) -> Verdict:
@@ -79,10 +92,7 @@ def verdict_of(
     if len(measurements) < MIN_POINTS:
         return Verdict(None, "the run is too short to tell growth from the warm-up")
     growths = growths_of(measurements, limits)
-    compared = ", ".join(
-        f"{WORDS[growth.memory_type]} {growth.slope:+.4f} MiB an {unit} (at most {growth.limit})"
-        for growth in growths
-    )
+    compared = ", ".join(growth.in_words(unit) for growth in growths)
     causes = [growth_in_words(tensors) for tensors in run.processes[0].of(GrowingTensors)]
     too_much = [growth for growth in growths if growth.is_too_much]
     if not too_much:
@@ -100,14 +110,31 @@ def verdict_of(
 def growths_of(measurements: Sequence[MemoryInUse], limits: Mapping[str, float]) -> list[Growth]:
     """Return the growth of each type of memory that was measured."""
     steps = [float(measurement.step) for measurement in measurements]
+    tensor_counts = [measurement.tensors for measurement in measurements]
     growths = []
     for memory_type, sizes in sizes_by_type(measurements).items():
         limit = limits[memory_type]
         slopes = slopes_between(steps, [size / MEBIBYTE for size in sizes])
-        rising_share = sum(slope > limit / 2 for slope in slopes) / len(slopes)
         # Single jumps and drops, such as those at the end of an epoch, don't move the median.
-        growths.append(Growth(memory_type, median(slopes), limit, rising_share))
+        slope = median(slopes)
+        rising_share = sum(slope > limit / 2 for slope in slopes) / len(slopes)
+        is_noise = rising_share < MIN_RISING_SHARE
+        if memory_type == "tensors" and grows_in_steps(tensor_counts):
+            slope = max(slope, fmean(slopes))
+            is_noise = False
+        growths.append(Growth(memory_type, slope, limit, is_noise))
     return growths
+
+
+def grows_in_steps(tensor_counts: Sequence[int]) -> bool:
+    """Whether the number of live tensors rises several times and never falls.
+
+    Tensors may be added less often than memory is measured, such as once an epoch. The number is
+    exact, so it needs no margin for noise.
+    """
+    changes = [later - earlier for earlier, later in pairwise(tensor_counts)]
+    rises = sum(change > 0 for change in changes)
+    return rises >= MIN_STEPS and min(changes) >= 0
 
 
 def sizes_by_type(measurements: Sequence[MemoryInUse]) -> dict[str, list[float]]:

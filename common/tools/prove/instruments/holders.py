@@ -7,8 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 
+import torch
+from torch.utils import _pytree as tree
+
 from common.tools.prove.own_code import callers
 
+Container = list[object] | dict[object, object] | set[object] | tuple[object, ...] | deque[object]
 CONTAINERS = (list, dict, set, tuple, deque)
 MAX_EXAMPLES = 8  # the most objects whose holders are looked for
 MAX_DEPTH = 4  # the most nested containers
@@ -26,7 +30,7 @@ def holder_in_words(objects: Sequence[object], frame: FrameType, folder: Path) -
         frame: the frame of the caller. The recipe's functions are among the frames above it.
         folder: the recipe's folder.
     """
-    names = dict(recipe_containers(frame, folder))
+    names = {id(container): name for container, name in recipe_containers(frame, folder)}
     ignored = {id(objects), *container_ids(frame, folder)}
     votes: Counter[str] = Counter()
     count = min(MAX_EXAMPLES, len(objects))
@@ -83,7 +87,7 @@ def container_ids(frame: FrameType, folder: Path) -> Iterator[int]:
                     yield id(value)
 
 
-def recipe_containers(frame: FrameType, folder: Path) -> Iterator[tuple[int, str]]:
+def recipe_containers(frame: FrameType, folder: Path) -> Iterator[tuple[Container, str]]:
     """Yield the containers that a variable of the recipe holds, itself or as an attribute.
 
     Containers within other containers are left out. The variables are the locals of the recipe's
@@ -94,7 +98,7 @@ def recipe_containers(frame: FrameType, folder: Path) -> Iterator[tuple[int, str
         folder: the recipe's folder.
 
     Yields:
-        The `id()` of a container, and its name in words.
+        A container, and its name in words.
     """
     for caller in callers(frame):
         if is_within(caller, folder):
@@ -111,20 +115,34 @@ def recipe_containers(frame: FrameType, folder: Path) -> Iterator[tuple[int, str
                 yield from containers(name, value, f" in {Path(source).name}")
 
 
+def tensors_in_bounded_deques(frame: FrameType, folder: Path) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a recipe keeps in a `deque` with a `maxlen`, also within tuples.
+
+    Args:
+        frame: the innermost running function.
+        folder: the recipe's folder.
+    """
+    for container, _ in recipe_containers(frame, folder):
+        if isinstance(container, deque) and container.maxlen is not None:
+            for leaf in tree.tree_leaves([*container]):
+                if isinstance(leaf, torch.Tensor):
+                    yield leaf
+
+
 def is_within(frame: FrameType, folder: Path) -> bool:
     """Whether the code of a frame is in a file of the recipe's folder."""
     return Path(frame.f_code.co_filename).resolve().parent == folder
 
 
-def containers(name: str, value: object, owner: str) -> Iterator[tuple[int, str]]:
-    """Yield the ids and names of a variable's containers: the value itself, or its attributes.
+def containers(name: str, value: object, owner: str) -> Iterator[tuple[Container, str]]:
+    """Yield a variable's containers and their names: the value itself, or its attributes.
 
     Args:
         owner: the end of the name, which says where the variable is.
     """
     if isinstance(value, CONTAINERS):
-        yield id(value), f"the {type(value).__name__} `{name}`{owner}"
+        yield value, f"the {type(value).__name__} `{name}`{owner}"
     elif hasattr(value, "__dict__") and not isinstance(value, (ModuleType, type)):
         for attribute, content in [*vars(value).items()]:
             if isinstance(content, CONTAINERS):
-                yield id(content), f"the {type(content).__name__} `{name}.{attribute}`{owner}"
+                yield content, f"the {type(content).__name__} `{name}.{attribute}`{owner}"

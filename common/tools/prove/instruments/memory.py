@@ -3,6 +3,8 @@
 It writes `MemoryInUse`. The allocator's figure is exact to the byte, where the system's C library
 reports it. Resident memory also includes freed memory that the allocator keeps. After the last
 update, it writes `GrowingTensors` for each dtype and shape of tensors whose number keeps growing.
+
+Tensors in a `deque` of the recipe with a `maxlen` are left out, because their number is bounded.
 """
 
 import ctypes
@@ -19,12 +21,13 @@ import torch
 from common.checkpoints.shards import is_sharded
 from common.run import Run
 from common.system.devices import allocated_bytes
-from common.tools.prove.instruments.holders import holder_in_words
+from common.tools.prove.instruments.holders import holder_in_words, tensors_in_bounded_deques
 from common.tools.prove.records.instrument_records import GrowingTensors, MemoryInUse
 from common.tools.prove.session import Session
 
 MEASURED_EVERY = 5  # updates; each measured update has a log line, where the run adds up its values
 FIRST_MEASURED = 10  # the first measured update; libraries fill their caches before it
+MIN_GROWTH = 2  # the fewest tensors of a type by which the number must grow to be written
 TensorType = tuple[str, tuple[int, ...]]  # the dtype and the shape
 
 
@@ -40,7 +43,6 @@ class MemoryObserver:
         self.session = session
         self.process = psutil.Process()
         self.first_counts: Counter[TensorType] | None = None  # at the first measurement
-        self.first_step = 0
 
     def around_record(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
@@ -56,7 +58,9 @@ class MemoryObserver:
     def measure(self, run: Run, step: int) -> None:
         """Write the memory in use; at the last measurement, also write the growing tensors."""
         gc.collect()
-        tensors = live_tensors()
+        folder = Path(run.context.recipe_file).resolve().parent
+        bounded_ids = {id(tensor) for tensor in tensors_in_bounded_deques(sys._getframe(), folder)}
+        tensors = [tensor for tensor in live_tensors() if id(tensor) not in bounded_ids]
         counts = Counter(dtype_and_shape(tensor) for tensor in tensors)
         self.session.write(
             MemoryInUse(
@@ -70,15 +74,13 @@ class MemoryObserver:
         )
         if self.first_counts is None:
             self.first_counts = counts
-            self.first_step = step
         elif step + MEASURED_EVERY > run.plan.total_steps:
-            folder = Path(run.context.recipe_file).resolve().parent
             self.write_growing(counts, tensors, step, folder)
 
     def write_growing(
         self, counts: Counter[TensorType], tensors: list[torch.Tensor], step: int, folder: Path
     ) -> None:
-        """Write each type of tensors whose number grows by at least one in two updates.
+        """Write the types of tensors whose number grows most since the first measurement.
 
         Args:
             counts: how many of the tensors have each type.
@@ -87,11 +89,15 @@ class MemoryObserver:
             folder: the recipe's folder.
         """
         assert self.first_counts is not None
-        smallest_growth = max(2, (step - self.first_step) // 2)
-        for tensor_type, count in counts.items():
-            growth = count - self.first_counts[tensor_type]
+        growths = {
+            tensor_type: count - self.first_counts[tensor_type]
+            for tensor_type, count in counts.items()
+        }
+        smallest_growth = max(MIN_GROWTH, max(growths.values(), default=0) // 2)
+        for tensor_type, growth in growths.items():
             if growth < smallest_growth:
                 continue
+            count = counts[tensor_type]
             growing = [tensor for tensor in tensors if dtype_and_shape(tensor) == tensor_type]
             dtype, shape = tensor_type
             self.session.write(

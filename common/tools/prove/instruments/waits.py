@@ -26,6 +26,7 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from common.checkpoints.state import Stateful
 from common.data.loader import Loader
 from common.data.samples import Batch
 from common.lifecycle.evaluations import Evaluations
@@ -68,21 +69,25 @@ CALLS = {
     "__array__": "a conversion to NumPy",
     "__repr__": "print() or str()",
 }
-# Functions that read values only on a CPU, to check them.
+# Functions that read values only on a CPU, to check them. (Without `num_classes`, `one_hot` reads
+# the largest label on any device; see `called_wait`.)
 CHECKED_ON_CPU = {"one_hot", "multinomial", "bernoulli"}
 # Functions that make a tensor on the host, unless they get a tensor or a device.
 MADE_ON_HOST = {"tensor", "as_tensor", "asarray"}
-# More functions that make tensors on the host. The modes do not see calls of these.
-MADE_UNSEEN = ("from_numpy", "frombuffer")
+# Functions that make tensors on the host, whose calls the modes do not see: some functions in any
+# case, and others if they are called before the loop.
+MADE_UNSEEN = ("from_numpy", "frombuffer", "tensor", "as_tensor")
 
 
 def install(session: Session) -> None:
     observer = WaitObserver(session)
+    session.wrap(Run, "keep", observer.around_keep)
     session.wrap(Run, "batches", observer.around_batches)
     session.wrap(Run, "log", observer.around_log)
     session.wrap(Evaluations, "evaluating", observer.around_evaluating)
     for name in MADE_UNSEEN:
-        session.wrap(torch, name, observer.around_from_numpy)
+        session.wrap(torch, name, observer.around_making)
+    session.wrap(torch.Tensor, "to", observer.around_to)
 
 
 class WaitObserver:
@@ -90,6 +95,8 @@ class WaitObserver:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.networks: list[nn.Module] = []  # those that the recipe keeps
+        self.step = 0  # the number of updates before the current batch
         # Whether an evaluation has begun whose figures are not logged yet.
         self.is_evaluating = False
         self.reported_waits: set[tuple[int, str, int, str]] = set()  # update, file, line, operation
@@ -98,12 +105,24 @@ class WaitObserver:
         self.function_name = ""  # empty outside of such a call
         self.uses_device = False  # whether the call names a device or has tensors on the device
 
+    def around_keep(
+        self, original: Callable[..., None], run: Run, **parts: Stateful | None
+    ) -> None:
+        original(run, **parts)
+        self.networks = [part for part in parts.values() if isinstance(part, nn.Module)]
+
     def around_batches(
         self, original: Callable[[Run, Loader], Iterator[Batch]], run: Run, loader: Loader
     ) -> Iterator[Batch]:
         """Yield batches; between two of them, the loop's body runs under both modes."""
         for batch in original(run, loader):
             self.is_evaluating = False
+            # `run.record` counts the update, but the code after it still belongs to this batch.
+            self.step = self.session.step
+            # On an accelerator, these are on the device, whoever made them.
+            self.on_host.remove(batch)
+            for network in self.networks:
+                self.on_host.remove([*network.parameters(), *network.buffers()])
             with Operations(self), Functions(self):
                 yield batch
 
@@ -125,15 +144,36 @@ class WaitObserver:
         original(run, figures)
         self.is_evaluating = False
 
-    def around_from_numpy(
+    def around_making(
         self, original: Callable[..., torch.Tensor], *arguments: object, **named: object
     ) -> torch.Tensor:
-        """Remember that the tensor is on the host, so that reading it does not count as a wait.
+        """Remember that a tensor is on the host, so that reading it does not count as a wait.
 
-        The modes do not see the calls of `MADE_UNSEEN`.
+        It is on the host if it is made from Python's or NumPy's numbers, and no device is named.
         """
         result = original(*arguments, **named)
-        self.on_host.add(result)
+        has_tensors = any(True for _ in tensors_in((arguments, named)))
+        if not has_tensors and named.get("device") is None:
+            self.on_host.add(result)
+        return result
+
+    def around_to(
+        self,
+        original: Callable[..., torch.Tensor],
+        tensor: torch.Tensor,
+        *arguments: object,
+        **named: object,
+    ) -> torch.Tensor:
+        """Count a tensor as the device's if it may have been moved there before the loop.
+
+        On a CPU, the result is often the same tensor.
+        """
+        result = original(tensor, *arguments, **named)
+        names_dtype_alone = len(arguments) == 1 and isinstance(arguments[0], torch.dtype)
+        if not names_dtype_alone:
+            self.on_host.remove(result)
+        elif tensor in self.on_host:
+            self.on_host.add(result)
         return result
 
     def is_host(self, tensor: torch.Tensor) -> bool:
@@ -158,7 +198,7 @@ class WaitObserver:
         Args:
             operation: the operation in words.
         """
-        if self.is_evaluating or self.function_name in CHECKED_ON_CPU:
+        if self.is_evaluating:
             return
         frame = calling_frame(sys._getframe(1), __file__)
         if frame is None or is_in_this_library(frame.f_code.co_filename):
@@ -168,20 +208,20 @@ class WaitObserver:
         if caller is None:
             return
         file = frame.f_code.co_filename
-        wait = (self.session.step, file, frame.f_lineno, operation)
+        wait = (self.step, file, frame.f_lineno, operation)
         if wait in self.reported_waits:
             return
         self.reported_waits.add(wait)
         self.session.write(
             Wait(
-                step=self.session.step,
+                step=self.step,
                 file=file,
                 line=frame.f_lineno,
                 operation=operation,
                 caller_file=caller.f_code.co_filename,
                 caller_line=caller.f_lineno,
                 is_installed=is_installed(file),
-                is_logged=bool(run.plan.logs(self.session.step + 1)),
+                is_logged=bool(run.plan.logs(self.step + 1)),
             )
         )
 
@@ -206,7 +246,8 @@ class Operations(TorchDispatchMode):
         has_device_tensors = not all(self.observer.is_host(tensor) for tensor in inputs)
         if has_device_tensors:
             wait_in_words = self.dispatched_wait(operation, arguments, named)
-            if wait_in_words is not None:
+            is_check = self.observer.function_name in CHECKED_ON_CPU
+            if wait_in_words is not None and not is_check:
                 self.observer.write_wait(wait_in_words)
         result = operation(*arguments, **named)
         if has_device_tensors:
@@ -292,6 +333,9 @@ class Functions(TorchFunctionMode):
         """Return the call of a function in words if it waits for the device, or None."""
         if name in CALLS:
             return CALLS[name]
+        if name == "one_hot":
+            classes = named.get("num_classes", arguments[1] if len(arguments) > 1 else -1)
+            return "one_hot without num_classes" if classes == -1 else None
         # On a device, the dispatcher sees the copies below.
         if self.observer.run.device.type != "cpu":
             return None

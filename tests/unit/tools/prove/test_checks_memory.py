@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
-from common.tools.prove.instruments.holders import holder_in_words
+from common.tools.prove.instruments.holders import holder_in_words, tensors_in_bounded_deques
 from common.tools.prove.instruments.memory import bytes_in_use, live_tensors, storage_bytes
 from common.tools.prove.records.instrument_records import GrowingTensors, MemoryInUse
 from tests.unit.tools.prove.made_up_records import run_with
@@ -92,6 +93,28 @@ def test_growing_tensors_are_named_first() -> None:
     )
 
 
+@pytest.mark.parametrize("every", [8, 16])
+def test_growth_in_steps_fails(every: int) -> None:
+    """A copy of the weights is kept once an epoch, which is less often than memory is measured."""
+    kept = notes(
+        {
+            "tensor_bytes": lambda step: 10_000 * (step // every),
+            "tensors": lambda step: 6 * (step // every),
+        }
+    )
+    verdict = verdict_of(run_with(kept))
+    assert verdict.passed is False
+    assert "live tensors grows by" in verdict.causes[0]
+
+
+def test_sizes_that_go_up_and_down_are_said_to_be_noise() -> None:
+    """Batches of text differ in size. Some slopes are then above the limit by chance."""
+    sizes = {10 + 5 * number: 10_000 * (0, 1, 2, 3, 0)[number % 5] for number in range(12)}
+    verdict = verdict_of(run_with(notes({"tensor_bytes": lambda step: sizes[step]})))
+    assert verdict.passed is True
+    assert "it goes up and down" in verdict.compared
+
+
 def test_growth_with_evaluations_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The steady run does not grow. The eventful run keeps 5 batches of each evaluation."""
     kept = notes({"tensor_bytes": lambda step: 5 * 640 * step, "tensors": lambda step: 5 * step})
@@ -135,6 +158,16 @@ def test_holder_is_a_variable_of_the_recipe() -> None:
         )
     finally:
         KEPT.clear()
+
+
+def test_tensors_in_a_bounded_deque_are_found() -> None:
+    """Their number can't grow, unlike that of tensors in a list or in an unbounded deque."""
+    folder = Path(__file__).resolve().parent
+    recent = deque([torch.ones(1), (torch.ones(2), 3)], maxlen=5)
+    kept = [torch.ones(3), deque([torch.ones(4)])]
+    found = [*tensors_in_bounded_deques(sys._getframe(), folder)]
+    assert [len(tensor) for tensor in found] == [1, 2]
+    assert len(recent) == len(kept)
 
 
 def test_live_tensors_are_counted() -> None:

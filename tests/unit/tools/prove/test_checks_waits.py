@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import runpy
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from common.tools.prove.checks.waits import verdict_of
-from common.tools.prove.instruments.waits import WaitObserver
+from common.tools.prove.instruments.waits import MADE_UNSEEN, WaitObserver
 from common.tools.prove.records.instrument_records import Wait
 from tests.unit.tools.prove.made_up_records import run_with
 
@@ -142,7 +143,8 @@ WAITS: dict[str, Callable[[torch.Tensor], object]] = {
     "allclose": lambda values: torch.allclose(values, values + 1),
     "contains": lambda values: 3 in values,
     "bincount": lambda values: torch.bincount(values.long()),
-    "one_hot": lambda values: F.one_hot(values.long()).sum().item(),
+    "one_hot": lambda values: F.one_hot(values.long()),
+    "one_hot of as many classes as needed": lambda values: F.one_hot(values.long(), -1),
 }
 
 
@@ -178,6 +180,7 @@ HARMLESS: dict[str, Callable[[torch.Tensor], object]] = {
     "shape": lambda values: (len(values), values.shape, values.dtype),
     "iteration": lambda values: [value + 1 for value in values],
     "one_hot of known classes": lambda values: F.one_hot(values.long(), 4),
+    "one_hot of named classes": lambda values: F.one_hot(values.long(), num_classes=4),
     "cross entropy": lambda values: F.cross_entropy(values[None], torch.tensor([1])),
     "dropout": lambda values: F.dropout(values, 0.5),
     "numbers of the host": lambda values: torch.tensor([1, 2]).tolist(),
@@ -194,3 +197,77 @@ HARMLESS: dict[str, Callable[[torch.Tensor], object]] = {
 def test_other_operations_do_not_wait(body: Callable[[torch.Tensor], object]) -> None:
     """Operations that a GPU only queues, or that concern only the host, are not noted."""
     assert operations_of(body) == []
+
+
+def observed_loop(
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], torch.Tensor],
+    body: Callable[[torch.Tensor, Notes], object],
+    *,
+    keeps: bool = False,
+) -> Notes:
+    """Return the notes on a loop of three updates with a tensor that is made before it.
+
+    Args:
+        make: makes the tensor.
+        body: the end of the loop's body, after `run.record`.
+        keeps: whether the tensor is a buffer of a network that the recipe keeps.
+    """
+    session = Notes()
+    observer = WaitObserver(session)  # type: ignore[arg-type]
+    for name in MADE_UNSEEN:
+        monkeypatch.setattr(torch, name, partial(observer.around_making, getattr(torch, name)))
+    to = torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda tensor, *given: observer.around_to(to, tensor, *given)
+    )
+    tensor = make()
+    if keeps:
+        network = torch.nn.Module()
+        network.register_buffer("tensor", tensor)
+        observer.around_keep(lambda run, **parts: None, session.run, model=network)  # type: ignore[arg-type]
+
+    def batches(run: object, loader: object) -> Iterator[torch.Tensor]:
+        for _ in range(3):
+            yield torch.arange(4.0)
+
+    for _ in observer.around_batches(batches, session.run, None):  # type: ignore[arg-type]
+        session.step += 1  # as `run.record` does
+        body(tensor, session)
+    return session
+
+
+@pytest.mark.parametrize(
+    ("make", "keeps", "waits"),
+    [
+        (lambda: torch.tensor([1.0, 2.0]), False, False),
+        (lambda: torch.as_tensor(np.ones(2)), False, False),
+        (lambda: torch.from_numpy(np.ones(2)), False, False),
+        (lambda: torch.tensor([1.0, 2.0]).to(torch.float64), False, False),
+        (lambda: torch.tensor([1.0, 2.0]).to(torch.device("cpu")), False, True),
+        (lambda: torch.tensor([1.0, 2.0], device="cpu"), False, True),
+        (lambda: torch.tensor([1.0, 2.0]), True, True),  # prepare moves the network
+        (lambda: torch.nn.Linear(2, 1).weight, False, True),
+    ],
+)
+def test_a_tensor_made_on_the_host_before_the_loop_may_be_read(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], torch.Tensor], keeps: bool, waits: bool
+) -> None:
+    """A tensor that may have been moved to the device may not."""
+    notes = observed_loop(monkeypatch, make, lambda tensor, _: tensor.tolist(), keeps=keeps)
+    assert bool(notes.operations) is waits
+
+
+def test_code_after_the_record_belongs_to_the_recorded_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the log line of the second update, a value is read after `run.record`."""
+
+    def body(tensor: torch.Tensor, session: Notes) -> None:
+        session.run.plan.logs = lambda step: step == 2
+        if session.step == 2:
+            tensor.sum().item()
+
+    (wait,) = observed_loop(monkeypatch, lambda: torch.ones(2), body).waits
+    assert wait.step == 1  # the number of updates before the recorded one
+    assert wait.is_logged
