@@ -62,13 +62,16 @@ CORRECT: tuple[Correct, ...] = (
         checks=("samples", "figures"),
     ),
     Correct(
-        "evaluation on changed values",
+        "evaluation that changes the values of some samples",
         MLP,
         (
             (
                 EVALUATION,
                 f"{EVALUATION}"
-                '            batch = {**batch, "images": batch["images"].clamp(-3, 3)}\n',
+                '            is_mirrored = (batch["labels"] > 4)[:, None, None, None]\n'
+                '            images = batch["images"]\n'
+                "            images = torch.where(is_mirrored, images.flip(-1), images)\n"
+                '            batch = {**batch, "images": images}\n',
             ),
         ),
         checks=("samples", "figures"),

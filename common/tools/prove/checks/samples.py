@@ -326,8 +326,7 @@ def cause_of_other_split(evaluation: CompleteEvaluation, evaluation_name: str) -
 def cause_of_unseen_samples(run: ObservedRun) -> Cause | None:
     """Return the cause if an evaluation reads samples without passing them to the model, or None.
 
-    If the model got no sample of the split, the recipe changes the values before it calls the
-    model, or evaluates without the model. That can't be judged.
+    If the model got no sample of the split, the recipe evaluates without it. That can't be judged.
     """
     for process, record in run.all(EvaluatedRows):
         if 0 < len(record.unseen) < record.samples:

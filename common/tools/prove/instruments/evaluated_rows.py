@@ -1,13 +1,14 @@
 """Records which samples of an evaluation reach the model.
 
 A loader gives a sample to the evaluation, but the evaluation may still leave it out: for example,
-it may skip the last, smaller batch. So the instrument compares the values that the loader gives
-with the values that the model gets. A recipe that changes the values before it calls the model
-can't be judged in this way: then no sample seems to reach the model.
+it may skip the last, smaller batch. So the instrument compares the values and the rows that the
+loader gives with those that the model gets. Both are needed: a recipe may change the values before
+it calls the model, or call the model several times for one batch.
 
 It writes an `EvaluatedRows` for each split that an evaluation reads in `run.evaluating`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -33,15 +34,53 @@ def install(session: Session) -> None:
 
 
 @dataclass
+class EvaluatedBatch:
+    """A batch that a loader has given to an evaluation, and the calls of the model that followed.
+
+    The calls are those before the loader's next batch.
+    """
+
+    split: str
+    digests: dict[int, str]  # the digest of each sample's values, by the sample's index
+    has_rows: bool  # whether the batch has a row for each sample, so that digests are of rows
+    calls: int = 0
+    rows: int = 0  # of the first tensor in each call
+
+    @property
+    def may_be_passed(self) -> bool:
+        """Whether all samples may have reached the model, perhaps with changed values."""
+        return self.rows >= len(self.digests) or (self.calls > 0 and not self.has_rows)
+
+
+@dataclass
 class Evaluation:
     """What the loaders have given to one evaluation, and what its model has got."""
 
     phase: Phase | None = None  # None until a loader has given a batch
-    # For each split, the digest of each sample's values by the sample's index.
-    digests: dict[str, dict[int, str]] = field(default_factory=dict)
-    batches: int = 0  # the number of batches of all splits
+    batches: list[EvaluatedBatch] = field(default_factory=list)
     calls: int = 0  # how often the model was called
     model_inputs: set[str] = field(default_factory=set)  # digests of values that the model got
+
+    @property
+    def is_batch_by_batch(self) -> bool:
+        """Whether the model was called between the batches, and not only after the last one."""
+        return len(self.batches) == 1 or any(batch.calls for batch in self.batches[:-1])
+
+    def unseen_samples(self, split: str) -> list[int]:
+        """Return the samples of a split that have not reached the model.
+
+        A sample whose values are unknown to the model counts only if the model got fewer rows than
+        its batch has. Otherwise, the recipe may have changed its values.
+        """
+        if not self.is_batch_by_batch:
+            return []
+        return [
+            sample
+            for batch in self.batches
+            if batch.split == split and not batch.may_be_passed
+            for sample, digest in batch.digests.items()
+            if digest not in self.model_inputs
+        ]
 
 
 class EvaluatedRowsObserver:
@@ -99,9 +138,11 @@ class EvaluatedRowsObserver:
             samples: the index of each sample of the batch.
         """
         evaluation.phase = self.session.evaluation_phase
-        evaluation.batches += 1
-        split_digests = evaluation.digests.setdefault(self.session.split_of(loader), {})
-        split_digests.update(zip(samples, sample_digests(batch, len(samples)), strict=True))
+        largest = largest_tensor(batch)
+        has_rows = largest is not None and len(largest) == len(samples)
+        digests = dict(zip(samples, sample_digests(largest, len(samples)), strict=True))
+        split = self.session.split_of(loader)
+        evaluation.batches.append(EvaluatedBatch(split, digests, has_rows))
 
     def before_forward(
         self, module: nn.Module, inputs: tuple[object, ...], named: Mapping[str, object]
@@ -110,44 +151,49 @@ class EvaluatedRowsObserver:
         evaluation = self.evaluation
         if evaluation is None:
             return
+        tensors = tensors_with_rows((inputs, named))
         evaluation.calls += 1
-        for tensor in tensors_with_rows((inputs, named)):
+        if evaluation.batches:
+            evaluation.batches[-1].calls += 1
+            evaluation.batches[-1].rows += len(tensors[0]) if tensors else 0
+        for tensor in tensors:
             evaluation.model_inputs.add(digest_of(tensor))
             evaluation.model_inputs.update(digest_of(row) for row in tensor)
 
     def write_records(self, evaluation: Evaluation) -> None:
         """Write an `EvaluatedRows` for each split that an evaluation has read."""
-        for split, digests in evaluation.digests.items():
+        sizes: Counter[str] = Counter()
+        for batch in evaluation.batches:
+            sizes[batch.split] += len(batch.digests)
+        for split, samples in sizes.items():
             assert evaluation.phase is not None  # `note_batch` has set it
-            unseen = [
-                sample
-                for sample, digest in digests.items()
-                if digest not in evaluation.model_inputs
-            ]
             self.session.write(
                 EvaluatedRows(
                     step=self.session.step,
                     phase=evaluation.phase,
                     split=split,
-                    samples=len(digests),
-                    unseen=unseen,
-                    batches=evaluation.batches,
+                    samples=samples,
+                    unseen=evaluation.unseen_samples(split),
+                    batches=len(evaluation.batches),
                     calls=evaluation.calls,
                 )
             )
 
 
-def sample_digests(batch: object, samples: int) -> list[str]:
-    """Return a digest of the values that each sample has in the largest tensor of a batch.
+def largest_tensor(batch: object) -> torch.Tensor | None:
+    """Return the tensor of a batch with the most elements; None if it has no tensor with rows."""
+    return max(tensors_with_rows(batch), key=torch.Tensor.numel, default=None)
+
+
+def sample_digests(largest: torch.Tensor | None, samples: int) -> list[str]:
+    """Return a digest of the values that each sample has in the largest tensor of its batch.
 
     If this tensor has no row for each sample, as with texts that are packed into one row, all
     samples of the batch get the digest of the whole tensor. Without a tensor, no digest is equal to
     one of the model's.
     """
-    tensors = tensors_with_rows(batch)
-    if not tensors:
+    if largest is None:
         return [""] * samples
-    largest = max(tensors, key=torch.Tensor.numel)
     if len(largest) == samples:
         return [digest_of(row) for row in largest]
     return [digest_of(largest)] * samples

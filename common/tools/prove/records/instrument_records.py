@@ -116,9 +116,7 @@ class EvaluatedRows(InstrumentRecord):
     phase: Phase
     split: str  # empty for a loader of the recipe's own
     samples: int  # the number of samples that the evaluation has read
-    # Those whose values the model did not get. They are all samples of the split if the recipe
-    # changes the values before it calls the model.
-    unseen: list[int]
+    unseen: list[int]  # those of them that have not reached the model
     batches: int  # the number of batches that the evaluation has read, of all splits
     calls: int  # how often it has called the model
 

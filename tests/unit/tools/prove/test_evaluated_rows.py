@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,13 @@ from torch import nn
 from common.tools.prove.instruments.evaluated_rows import (
     EvaluatedRowsObserver,
     digest_of,
+    largest_tensor,
     sample_digests,
 )
 from common.tools.prove.records.instrument_records import EvaluatedRows
 from common.tools.prove.session import Session
+
+Body = Callable[[nn.Module, torch.Tensor], object]
 
 
 class RecordingSession(Session):
@@ -40,47 +43,95 @@ def evaluating(run: Any, model: nn.Module) -> Iterator[nn.Module]:
     yield model
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_samples_that_do_not_reach_the_model_are_written(tmp_path: Path, seed: int) -> None:
-    """Batches of chance sizes; some samples are left out, and others are passed in parts or twice.
+def evaluate(folder: Path, sizes: Sequence[int], body: Body) -> EvaluatedRows:
+    """Return the record of an evaluation of batches with these sizes.
 
-    The record has exactly the samples that are left out.
+    Args:
+        body: gets the model and the images of a batch, [samples, 3].
     """
-    chance = random.Random(seed)
-    session = RecordingSession(tmp_path)
+    session = RecordingSession(folder)
     observer = EvaluatedRowsObserver(session)
     model = nn.Linear(3, 1)
-    left_out: list[int] = []
     first = 0
     with observer.around_evaluating(evaluating, None, model) as bare_model:  # type: ignore[arg-type]
         assert observer.evaluation is not None
-        for _ in range(chance.randint(1, 4)):
-            size = chance.randint(1, 6)
-            samples = range(first, first + size)
-            first += size
+        for size in sizes:
             # The labels are alike, so only the images tell the samples apart.
             batch = {"images": torch.randn(size, 3), "labels": torch.zeros(size)}
+            samples = range(first, first + size)
             observer.note_batch(observer.evaluation, None, samples, batch)  # type: ignore[arg-type]
-            passed = [chance.random() < 0.8 for _ in samples]
-            left_out += [
-                sample for sample, is_passed in zip(samples, passed, strict=True) if not is_passed
-            ]
-            rows = batch["images"][torch.tensor(passed)]
-            for part in rows.chunk(chance.randint(1, 3)):
-                if len(part):
-                    bare_model(part)
-            if len(rows) and chance.random() < 0.3:
-                bare_model(rows.flip(0))
+            body(bare_model, batch["images"])
+            first += size
     (record,) = session.written
-    assert record.unseen == left_out
-    assert record.samples == first
+    assert record.samples == sum(sizes)
     assert not model._forward_pre_hooks
+    return record
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_samples_that_do_not_reach_the_model_are_written(tmp_path: Path, seed: int) -> None:
+    """Batches of chance sizes; samples are left out by chance, and others passed in parts or twice.
+
+    The first batch is passed whole. The record has exactly the samples that are left out.
+    """
+    chance = random.Random(seed)
+    sizes = [chance.randint(1, 6) for _ in range(chance.randint(2, 5))]
+    left_out: list[int] = []
+    count = 0
+
+    def body(model: nn.Module, images: torch.Tensor) -> None:
+        nonlocal count
+        passed = [count == 0 or chance.random() < 0.8 for _ in images]
+        left_out.extend(count + row for row, is_passed in enumerate(passed) if not is_passed)
+        count += len(images)
+        rows = images[torch.tensor(passed)]
+        for part in rows.chunk(chance.randint(1, 3)):
+            if len(part):
+                model(part)
+
+    assert evaluate(tmp_path, sizes, body).unseen == left_out
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_samples_with_changed_values_count_as_passed(tmp_path: Path, seed: int) -> None:
+    """Some rows are changed, as by a clamp, and each batch is passed in chance parts."""
+    chance = random.Random(seed)
+
+    def body(model: nn.Module, images: torch.Tensor) -> None:
+        for part in images.clamp(-0.7, 0.7).chunk(chance.randint(1, 3)):
+            model(part)
+
+    assert evaluate(tmp_path, [4, 4, 3], body).unseen == []
+
+
+def test_a_skipped_batch_is_written_beside_several_views_of_others(tmp_path: Path) -> None:
+    """The model gets more rows than there are samples, but none of the last batch."""
+
+    def body(model: nn.Module, images: torch.Tensor) -> None:
+        if len(images) == 4:
+            model(images)
+            model(images.flip(1))
+
+    assert evaluate(tmp_path, [4, 4, 3], body).unseen == [8, 9, 10]
+
+
+def test_batches_that_are_collected_first_are_not_judged(tmp_path: Path) -> None:
+    collected: list[torch.Tensor] = []
+
+    def body(model: nn.Module, images: torch.Tensor) -> None:
+        collected.append(images)
+        if len(collected) == 3:
+            model(torch.cat(collected[:2]).clamp(-0.7, 0.7))
+
+    assert evaluate(tmp_path, [4, 4, 3], body).unseen == []
 
 
 def test_packed_samples_are_known_by_the_whole_tensor() -> None:
     """Texts that are packed into one row reach the model together."""
     batch = {"tokens": torch.arange(7)[None], "labels": torch.tensor([0, 1, 1])}
-    assert sample_digests(batch, 3) == [digest_of(batch["tokens"])] * 3
+    largest = largest_tensor(batch)
+    assert largest is batch["tokens"]
+    assert sample_digests(largest, 3) == [digest_of(batch["tokens"])] * 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
