@@ -62,7 +62,7 @@ CORRECT: tuple[Correct, ...] = (
         checks=("samples", "figures"),
     ),
     Correct(
-        "evaluation that changes the values of some samples",
+        "evaluation on changed values",
         MLP,
         (
             (
