@@ -5,7 +5,7 @@ the GPU is idle until there is new work. On a CPU nothing waits, but the same op
 
 Two torch modes observe them. `TorchDispatchMode` sees `.item()`, `bool(tensor)`, `print(tensor)`,
 comparisons and operations whose result has a size that depends on values. `TorchFunctionMode` sees
-the rest: `.tolist()`, `.numpy()`, and on a CPU `.cpu()`.
+the rest: `.tolist()`, `.numpy()`, and on a CPU `.cpu()`. A wrapper sees `synchronize()`.
 
 An operation counts if the innermost code outside of libraries is the user's, in any folder, or
 belongs to an installed package that the user's code calls. Waits in `common` do not count, because
@@ -77,6 +77,8 @@ MADE_ON_HOST = {"tensor", "as_tensor", "asarray"}
 # Functions that make tensors on the host, whose calls the modes do not see: some functions in any
 # case, and others if they are called before the loop.
 MADE_UNSEEN = ("from_numpy", "frombuffer", "tensor", "as_tensor")
+# Modules with a function `synchronize`, which waits for all work of a device.
+SYNCHRONIZING = (torch.cuda, torch.accelerator)
 
 
 def install(session: Session) -> None:
@@ -88,6 +90,8 @@ def install(session: Session) -> None:
     for name in MADE_UNSEEN:
         session.wrap(torch, name, observer.around_making)
     session.wrap(torch.Tensor, "to", observer.around_to)
+    for module in SYNCHRONIZING:
+        session.wrap(module, "synchronize", observer.around_synchronize)
 
 
 class WaitObserver:
@@ -96,6 +100,7 @@ class WaitObserver:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.networks: list[nn.Module] = []  # those that the recipe keeps
+        self.is_in_body = False  # whether the loop's body runs
         self.step = 0  # the number of updates before the current batch
         # Whether an evaluation has begun whose figures are not logged yet.
         self.is_evaluating = False
@@ -123,8 +128,12 @@ class WaitObserver:
             self.on_host.remove(batch)
             for network in self.networks:
                 self.on_host.remove([*network.parameters(), *network.buffers()])
-            with Operations(self), Functions(self):
-                yield batch
+            self.is_in_body = True
+            try:
+                with Operations(self), Functions(self):
+                    yield batch
+            finally:
+                self.is_in_body = False
 
     @contextmanager
     def around_evaluating(
@@ -175,6 +184,14 @@ class WaitObserver:
         elif tensor in self.on_host:
             self.on_host.add(result)
         return result
+
+    def around_synchronize(
+        self, original: Callable[..., None], *arguments: object, **named: object
+    ) -> None:
+        """Write a call of `synchronize()` in the loop's body."""
+        if self.is_in_body:
+            self.write_wait("synchronize()")
+        original(*arguments, **named)
 
     def is_host(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is on the host while training runs on the device.

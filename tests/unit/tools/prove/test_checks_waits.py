@@ -271,3 +271,18 @@ def test_code_after_the_record_belongs_to_the_recorded_update(
     (wait,) = observed_loop(monkeypatch, lambda: torch.ones(2), body).waits
     assert wait.step == 1  # the number of updates before the recorded one
     assert wait.is_logged
+
+
+def test_synchronising_in_the_loop_is_a_wait() -> None:
+    """Before and after the loop, it is none."""
+    session = Notes()
+    observer = WaitObserver(session)  # type: ignore[arg-type]
+
+    def batches(run: object, loader: object) -> Iterator[torch.Tensor]:
+        yield torch.arange(4.0)
+
+    observer.around_synchronize(lambda: None)
+    for _ in observer.around_batches(batches, session.run, None):  # type: ignore[arg-type]
+        observer.around_synchronize(lambda: None)
+    observer.around_synchronize(lambda: None)
+    assert session.operations == ["synchronize()"]
