@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import linecache
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ from torch.nn import functional as F
 from common.tools.prove.checks.waits import verdict_of
 from common.tools.prove.instruments.waits import MADE_UNSEEN, WaitObserver
 from common.tools.prove.records.instrument_records import Wait
+from tests.launch import REPOSITORY
 from tests.unit.tools.prove.made_up_records import run_with
 
 
@@ -286,3 +289,24 @@ def test_synchronising_in_the_loop_is_a_wait() -> None:
         observer.around_synchronize(lambda: None)
     observer.around_synchronize(lambda: None)
     assert session.operations == ["synchronize()"]
+
+
+INSTALLED = """
+import torch
+from pathlib import Path
+from common.tools.prove.instruments import waits
+from common.tools.prove.session import Session
+
+waits.install(Session(folder=Path("unused"), launch=0, rank=0))
+with torch.device("meta"):
+    assert torch.tensor([1.0]).is_meta
+    assert torch.as_tensor([1.0]).is_meta
+"""
+
+
+def test_device_contexts_still_work() -> None:
+    """Transformers loads a checkpoint in such a context.
+
+    A fresh process is needed, because torch looks its functions up only once.
+    """
+    subprocess.run([sys.executable, "-c", INSTALLED], check=True, cwd=REPOSITORY)
