@@ -83,8 +83,8 @@ SYNCHRONIZING = (torch.cuda, torch.accelerator)
 
 def install(session: Session) -> None:
     observer = WaitObserver(session)
-    # A context such as `with torch.device("meta")` recognises the functions that make tensors, which
-    # it looks up at its first use. It must find them before they are wrapped.
+    # A context such as `with torch.device("meta")` recognises the functions that make tensors. It
+    # looks them up at its first use, so it must find them before they are wrapped.
     with torch.device("cpu"):
         torch.empty(0)
     session.wrap(Run, "keep", observer.around_keep)
