@@ -19,8 +19,9 @@ class UserError(SystemExit):
         problem: what is wrong and where, without "error:".
         advice: what the user can do, as an instruction such as "pass --num-workers 0". The
             library always gives one, and a test checks it. A recipe's own check may do without.
-        every_rank: whether each rank that raises it prints the message, because only one rank may
-            have the problem. Otherwise only rank 0 prints it.
+        every_rank: whether each rank that raises it may print the message, because perhaps one rank
+            alone has the problem. Otherwise only rank 0 prints it. At the end of a run, one rank
+            prints it in any case: see `common.lifecycle.error_report`.
         resumable: whether the same command may succeed later, because the cause is not a mistake
             in it.
     """

@@ -91,18 +91,6 @@ CORRECT: tuple[Correct, ...] = (
         checks=("waits",),
     ),
     Correct(
-        "a tensor made on the host before the loop",
-        MLP,
-        (
-            (LOOP, f"        factors = torch.tensor([1.0, 0.5, 0.25])\n{LOOP}"),
-            (
-                FORWARD,
-                f"{FORWARD}                loss = loss * factors[run.epoch % 3].item()\n",
-            ),
-        ),
-        checks=("waits", "resumes"),
-    ),
-    Correct(
         "one_hot with the number of classes",
         MLP,
         (

@@ -42,7 +42,7 @@ def close(
     if stages.started is not None:
         stages.started.profiler.stop()
     if isinstance(error, UserError):
-        claim_report()
+        claim_report(context.directory.path.name)
     try:
         if error is not None:
             rehearsal.add_note_to(error)

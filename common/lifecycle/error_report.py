@@ -10,7 +10,6 @@ from common.ranks.agreement import claim, claiming_rank
 from common.system.launch_variables import is_main_rank, rank
 from common.training.stop_request import StopRequest
 
-REPORT = "report-of-an-error"  # a key in the process group's store
 # Other ranks wait this long for rank 0 to claim the report. All ranks meet the same mistake at the
 # same update, but on a busy machine rank 0 may get there later.
 SECONDS_TO_CLAIM = 5.0
@@ -20,17 +19,25 @@ SECONDS_TO_EXIT = 60.0
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
-def claim_report() -> None:
+def report_of(run_name: str) -> str:
+    """Return the key of a run's report in the process group's store.
+
+    The store may serve several runs, so the key has the name of the run.
+    """
+    return f"report-of-an-error-in-{run_name}"
+
+
+def claim_report(run_name: str) -> None:
     """On rank 0, claim the report of a mistake, unless another rank has claimed it.
 
     On the other ranks, and in a run of one process, this does nothing.
     """
     if is_main_rank() and torch.distributed.is_initialized():
         with suppress(RuntimeError):  # the launcher, which keeps claims, has ended
-            claim(REPORT)
+            claim(report_of(run_name))
 
 
-def report_once(error: UserError, request: StopRequest) -> None:
+def report_once(error: UserError, request: StopRequest, run_name: str) -> None:
     """Have this rank print an error when it exits, or leave that to the rank that claimed it.
 
     Usually all ranks meet the same mistake, and rank 0 claims the report as soon as it meets it. A
@@ -43,10 +50,11 @@ def report_once(error: UserError, request: StopRequest) -> None:
     Args:
         request: the signals that this process has received. The launcher sends one after a rank has
             exited.
+        run_name: a name of the run that is the same on all ranks.
     """
     if not torch.distributed.is_initialized():
         return
-    reporting_rank = wait_for_claim(request)
+    reporting_rank = wait_for_claim(request, report_of(run_name))
     if reporting_rank == rank():
         error.speak()
         return
@@ -55,18 +63,18 @@ def report_once(error: UserError, request: StopRequest) -> None:
         wait_for_signal(request, SECONDS_TO_EXIT)
 
 
-def wait_for_claim(request: StopRequest) -> int | None:
+def wait_for_claim(request: StopRequest, report: str) -> int | None:
     """Return the rank that prints the error; if no rank claims it in time, claim it for this one.
 
     The result is None if a signal came before any rank had claimed it.
     """
     deadline = time.monotonic() + SECONDS_TO_CLAIM
     try:
-        while claiming_rank(REPORT) is None and time.monotonic() < deadline:
+        while claiming_rank(report) is None and time.monotonic() < deadline:
             if request.reason is not None:
                 return None
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        return claim(REPORT)
+        return claim(report)
     except RuntimeError:  # the launcher or rank 0, which keeps claims, has ended
         return 0
 

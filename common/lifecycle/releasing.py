@@ -37,7 +37,7 @@ def release(
         loader.close()
     # Before the process group is destroyed, because the ranks claim the report in its store.
     if isinstance(error, UserError):
-        report_once(error, context.decisions.request)
+        report_once(error, context.decisions.request, context.directory.path.name)
     # After any other error, other ranks may still wait in a collective that this rank has left.
     # The process group is not destroyed then.
     all_ranks_end = error is None or isinstance(error, (UserError, Preempted))

@@ -265,7 +265,9 @@ def with_settings_merged(described: Mapping[str, Description]) -> dict[str, Desc
             merged[path] = description
             continue
         module_path, _, setting = path.rpartition(".")
-        variable = re.split(r"[.\[]", path)[0]
+        # The path of a global variable begins with its module.
+        parts_of_variable = 2 if "global variable" in description.text else 1
+        variable = ".".join(re.split(r"[.\[]", path)[:parts_of_variable])
         groups.setdefault((description.text, variable, setting), []).append(module_path)
     for (text, _, setting), module_paths in groups.items():
         path = f"{common_path(module_paths)}.{setting}"

@@ -35,9 +35,9 @@ MIN_POINTS = 5  # the fewest measurements after the warm-up
 # Growth is steady if the slope is large between this share of neighbouring measurements. For noise,
 # the share is about a half.
 MIN_RISING_SHARE = 0.7
-# Growth in steps, such as once an epoch, also counts if there are so many steps. A single step may
-# be a cache that is filled once.
-MIN_STEPS = 2
+# Growth in steps, such as once an epoch, also counts if there are so many steps. Fewer may be a
+# cache that is filled.
+MIN_STEPS = 3
 ADVICE = (
     "do not keep tensors from update to update, or from evaluations: pass them to run.record, or "
     "keep numbers; call .detach() on a loss that is added up, or its graph of gradients stays"

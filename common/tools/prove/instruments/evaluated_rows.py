@@ -1,9 +1,8 @@
 """Records which samples of an evaluation reach the model.
 
 A loader gives a sample to the evaluation, but the evaluation may still leave it out: for example,
-it may skip the last, smaller batch. So the instrument compares the values and the rows that the
-loader gives with those that the model gets. Both are needed: a recipe may change the values before
-it calls the model, or call the model several times for one batch.
+it may skip the last, smaller batch. So the instrument notes after which batches the model is
+called, and compares the values that the loader gives with those that the model gets.
 
 It writes an `EvaluatedRows` for each split that an evaluation reads in `run.evaluating`.
 """
@@ -42,14 +41,7 @@ class EvaluatedBatch:
 
     split: str
     digests: dict[int, str]  # the digest of each sample's values, by the sample's index
-    has_rows: bool  # whether the batch has a row for each sample, so that digests are of rows
     calls: int = 0
-    rows: int = 0  # of the first tensor in each call
-
-    @property
-    def may_be_passed(self) -> bool:
-        """Whether all samples may have reached the model, perhaps with changed values."""
-        return self.rows >= len(self.digests) or (self.calls > 0 and not self.has_rows)
 
 
 @dataclass
@@ -67,17 +59,19 @@ class Evaluation:
         return len(self.batches) == 1 or any(batch.calls for batch in self.batches[:-1])
 
     def unseen_samples(self, split: str) -> list[int]:
-        """Return the samples of a split that have not reached the model.
+        """Return the samples of a split in batches that have not reached the model.
 
-        A sample whose values are unknown to the model counts only if the model got fewer rows than
-        its batch has. Otherwise, the recipe may have changed its values.
+        A batch counts only if the model was not called before the next batch, and did not get the
+        batch's values later. If the model got no known values at all, the recipe changes them
+        before each call, and nothing can be told.
         """
-        if not self.is_batch_by_batch:
+        known = {digest for batch in self.batches for digest in batch.digests.values()}
+        if not self.is_batch_by_batch or known.isdisjoint(self.model_inputs):
             return []
         return [
             sample
             for batch in self.batches
-            if batch.split == split and not batch.may_be_passed
+            if batch.split == split and not batch.calls
             for sample, digest in batch.digests.items()
             if digest not in self.model_inputs
         ]
@@ -90,6 +84,10 @@ class EvaluatedRowsObserver:
         self.session = session
         self.evaluation: Evaluation | None = None  # None outside of an evaluation
 
+    def __deepcopy__(self, memo: object) -> "EvaluatedRowsObserver":
+        """Return the same object. A recipe may copy its model, which has this object's hook."""
+        return self
+
     @contextmanager
     def around_evaluating(
         self,
@@ -99,14 +97,15 @@ class EvaluatedRowsObserver:
     ) -> Iterator[nn.Module]:
         """Watch the model that an evaluation uses, and write the records at its end."""
         with original(run, model) as bare_model:
-            self.evaluation = Evaluation()
+            outer_evaluation = self.evaluation  # a recipe may evaluate two models side by side
+            evaluation = Evaluation()
+            self.evaluation = evaluation
             hook = bare_model.register_forward_pre_hook(self.before_forward, with_kwargs=True)
             try:
                 yield bare_model
             finally:
                 hook.remove()
-                evaluation = self.evaluation
-                self.evaluation = None
+                self.evaluation = outer_evaluation
         self.write_records(evaluation)
 
     def around_make_batches(
@@ -139,10 +138,9 @@ class EvaluatedRowsObserver:
         """
         evaluation.phase = self.session.evaluation_phase
         largest = largest_tensor(batch)
-        has_rows = largest is not None and len(largest) == len(samples)
         digests = dict(zip(samples, sample_digests(largest, len(samples)), strict=True))
         split = self.session.split_of(loader)
-        evaluation.batches.append(EvaluatedBatch(split, digests, has_rows))
+        evaluation.batches.append(EvaluatedBatch(split, digests))
 
     def before_forward(
         self, module: nn.Module, inputs: tuple[object, ...], named: Mapping[str, object]
@@ -155,10 +153,11 @@ class EvaluatedRowsObserver:
         evaluation.calls += 1
         if evaluation.batches:
             evaluation.batches[-1].calls += 1
-            evaluation.batches[-1].rows += len(tensors[0]) if tensors else 0
+        samples = sum(len(batch.digests) for batch in evaluation.batches)
         for tensor in tensors:
             evaluation.model_inputs.add(digest_of(tensor))
-            evaluation.model_inputs.update(digest_of(row) for row in tensor)
+            if len(tensor) <= samples:  # more rows are not samples, but tokens or the like
+                evaluation.model_inputs.update(digest_of(row) for row in tensor)
 
     def write_records(self, evaluation: Evaluation) -> None:
         """Write an `EvaluatedRows` for each split that an evaluation has read."""
@@ -200,12 +199,14 @@ def sample_digests(largest: torch.Tensor | None, samples: int) -> list[str]:
 
 
 def tensors_with_rows(values: object) -> list[torch.Tensor]:
-    """Return all tensors in nested containers that have at least one dimension."""
-    return [
-        leaf
-        for leaf in tree.tree_leaves(values)
-        if isinstance(leaf, torch.Tensor) and leaf.ndim and leaf.device.type != "meta"
-    ]
+    """Return the dense tensors in nested containers that have values and at least one dimension."""
+    tensors = []
+    for leaf in tree.tree_leaves(values):
+        if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided or leaf.is_nested:
+            continue
+        if leaf.ndim and leaf.device.type != "meta":
+            tensors.append(leaf)
+    return tensors
 
 
 def digest_of(tensor: torch.Tensor) -> str:

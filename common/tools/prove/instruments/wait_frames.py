@@ -11,11 +11,13 @@ import torch
 import common
 from common.system.installed_code import is_in_standard_library, is_installed
 from common.tools.prove.own_code import callers
+from common.tools.prove.session import Session
 
 # Libraries that read a tensor because their caller passes it.
 LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, accelerate, numpy))
 # torch's optimizers, schedules and averages read counters that are on the host.
 OPTIMIZERS = str(Path(str(torch.__file__)).parent / "optim")
+SESSION = Session.wrap.__code__.co_filename  # the wrappers that a session makes are on the stack
 THIS_LIBRARY = f"{Path(str(common.__file__)).parent}{os.sep}"
 
 
@@ -31,7 +33,8 @@ def calling_frame(frame: FrameType, observer: str) -> FrameType | None:
         path = caller.f_code.co_filename
         if path.startswith(OPTIMIZERS):
             return None
-        if path != observer and not is_library(path):
+        is_observer = path in (observer, SESSION)
+        if not is_observer and not is_library(path):
             return caller
     return None
 

@@ -26,7 +26,6 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from common.checkpoints.state import Stateful
 from common.data.loader import Loader
 from common.data.samples import Batch
 from common.lifecycle.evaluations import Evaluations
@@ -74,26 +73,19 @@ CALLS = {
 CHECKED_ON_CPU = {"one_hot", "multinomial", "bernoulli"}
 # Functions that make a tensor on the host, unless they get a tensor or a device.
 MADE_ON_HOST = {"tensor", "as_tensor", "asarray"}
-# Functions that make tensors on the host, whose calls the modes do not see: some functions in any
-# case, and others if they are called before the loop.
-MADE_UNSEEN = ("from_numpy", "frombuffer", "tensor", "as_tensor")
+# More functions that make tensors on the host. The modes do not see calls of these.
+MADE_UNSEEN = ("from_numpy", "frombuffer")
 # Modules with a function `synchronize`, which waits for all work of a device.
 SYNCHRONIZING = (torch.cuda, torch.accelerator)
 
 
 def install(session: Session) -> None:
     observer = WaitObserver(session)
-    # A context such as `with torch.device("meta")` recognises the functions that make tensors. It
-    # looks them up at its first use, so it must find them before they are wrapped.
-    with torch.device("cpu"):
-        torch.empty(0)
-    session.wrap(Run, "keep", observer.around_keep)
     session.wrap(Run, "batches", observer.around_batches)
     session.wrap(Run, "log", observer.around_log)
     session.wrap(Evaluations, "evaluating", observer.around_evaluating)
     for name in MADE_UNSEEN:
-        session.wrap(torch, name, observer.around_making)
-    session.wrap(torch.Tensor, "to", observer.around_to)
+        session.wrap(torch, name, observer.around_from_numpy)
     for module in SYNCHRONIZING:
         session.wrap(module, "synchronize", observer.around_synchronize)
 
@@ -103,7 +95,6 @@ class WaitObserver:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.networks: list[nn.Module] = []  # those that the recipe keeps
         self.is_in_body = False  # whether the loop's body runs
         self.step = 0  # the number of updates before the current batch
         # Whether an evaluation has begun whose figures are not logged yet.
@@ -114,12 +105,6 @@ class WaitObserver:
         self.function_name = ""  # empty outside of such a call
         self.uses_device = False  # whether the call names a device or has tensors on the device
 
-    def around_keep(
-        self, original: Callable[..., None], run: Run, **parts: Stateful | None
-    ) -> None:
-        original(run, **parts)
-        self.networks = [part for part in parts.values() if isinstance(part, nn.Module)]
-
     def around_batches(
         self, original: Callable[[Run, Loader], Iterator[Batch]], run: Run, loader: Loader
     ) -> Iterator[Batch]:
@@ -128,10 +113,6 @@ class WaitObserver:
             self.is_evaluating = False
             # `run.record` counts the update, but the code after it still belongs to this batch.
             self.step = self.session.step
-            # On an accelerator, these are on the device, whoever made them.
-            self.on_host.remove(batch)
-            for network in self.networks:
-                self.on_host.remove([*network.parameters(), *network.buffers()])
             self.is_in_body = True
             try:
                 with Operations(self), Functions(self):
@@ -157,36 +138,15 @@ class WaitObserver:
         original(run, figures)
         self.is_evaluating = False
 
-    def around_making(
+    def around_from_numpy(
         self, original: Callable[..., torch.Tensor], *arguments: object, **named: object
     ) -> torch.Tensor:
-        """Remember that a tensor is on the host, so that reading it does not count as a wait.
+        """Remember that the tensor is on the host, so that reading it does not count as a wait.
 
-        It is on the host if it is made from Python's or NumPy's numbers, and no device is named.
+        The modes do not see the calls of `MADE_UNSEEN`.
         """
         result = original(*arguments, **named)
-        has_tensors = any(True for _ in tensors_in((arguments, named)))
-        if not has_tensors and named.get("device") is None:
-            self.on_host.add(result)
-        return result
-
-    def around_to(
-        self,
-        original: Callable[..., torch.Tensor],
-        tensor: torch.Tensor,
-        *arguments: object,
-        **named: object,
-    ) -> torch.Tensor:
-        """Count a tensor as the device's if it may have been moved there before the loop.
-
-        On a CPU, the result is often the same tensor.
-        """
-        result = original(tensor, *arguments, **named)
-        names_dtype_alone = len(arguments) == 1 and isinstance(arguments[0], torch.dtype)
-        if not names_dtype_alone:
-            self.on_host.remove(result)
-        elif tensor in self.on_host:
-            self.on_host.add(result)
+        self.on_host.add(result)
         return result
 
     def around_synchronize(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import linecache
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,9 +14,9 @@ import torch
 from torch.nn import functional as F
 
 from common.tools.prove.checks.waits import verdict_of
-from common.tools.prove.instruments.waits import MADE_UNSEEN, WaitObserver
+from common.tools.prove.instruments.waits import WaitObserver
 from common.tools.prove.records.instrument_records import Wait
-from tests.launch import REPOSITORY
+from common.tools.prove.session import Session
 from tests.unit.tools.prove.made_up_records import run_with
 
 
@@ -202,111 +199,39 @@ def test_other_operations_do_not_wait(body: Callable[[torch.Tensor], object]) ->
     assert operations_of(body) == []
 
 
-def observed_loop(
-    monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[], torch.Tensor],
-    body: Callable[[torch.Tensor, Notes], object],
-    *,
-    keeps: bool = False,
-) -> Notes:
-    """Return the notes on a loop of three updates with a tensor that is made before it.
-
-    Args:
-        make: makes the tensor.
-        body: the end of the loop's body, after `run.record`.
-        keeps: whether the tensor is a buffer of a network that the recipe keeps.
-    """
+def test_code_after_the_record_belongs_to_the_recorded_update() -> None:
+    """At the log line of the second update, a value is read after `run.record`."""
     session = Notes()
+    session.run.plan.logs = lambda step: step == 2
     observer = WaitObserver(session)  # type: ignore[arg-type]
-    for name in MADE_UNSEEN:
-        monkeypatch.setattr(torch, name, partial(observer.around_making, getattr(torch, name)))
-    to = torch.Tensor.to
-    monkeypatch.setattr(
-        torch.Tensor, "to", lambda tensor, *given: observer.around_to(to, tensor, *given)
-    )
-    tensor = make()
-    if keeps:
-        network = torch.nn.Module()
-        network.register_buffer("tensor", tensor)
-        observer.around_keep(lambda run, **parts: None, session.run, model=network)  # type: ignore[arg-type]
 
     def batches(run: object, loader: object) -> Iterator[torch.Tensor]:
         for _ in range(3):
             yield torch.arange(4.0)
 
-    for _ in observer.around_batches(batches, session.run, None):  # type: ignore[arg-type]
+    for values in observer.around_batches(batches, session.run, None):  # type: ignore[arg-type]
         session.step += 1  # as `run.record` does
-        body(tensor, session)
-    return session
-
-
-@pytest.mark.parametrize(
-    ("make", "keeps", "waits"),
-    [
-        (lambda: torch.tensor([1.0, 2.0]), False, False),
-        (lambda: torch.as_tensor(np.ones(2)), False, False),
-        (lambda: torch.from_numpy(np.ones(2)), False, False),
-        (lambda: torch.tensor([1.0, 2.0]).to(torch.float64), False, False),
-        (lambda: torch.tensor([1.0, 2.0]).to(torch.device("cpu")), False, True),
-        (lambda: torch.tensor([1.0, 2.0], device="cpu"), False, True),
-        (lambda: torch.tensor([1.0, 2.0]), True, True),  # prepare moves the network
-        (lambda: torch.nn.Linear(2, 1).weight, False, True),
-    ],
-)
-def test_a_tensor_made_on_the_host_before_the_loop_may_be_read(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], torch.Tensor], keeps: bool, waits: bool
-) -> None:
-    """A tensor that may have been moved to the device may not."""
-    notes = observed_loop(monkeypatch, make, lambda tensor, _: tensor.tolist(), keeps=keeps)
-    assert bool(notes.operations) is waits
-
-
-def test_code_after_the_record_belongs_to_the_recorded_update(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """At the log line of the second update, a value is read after `run.record`."""
-
-    def body(tensor: torch.Tensor, session: Notes) -> None:
-        session.run.plan.logs = lambda step: step == 2
         if session.step == 2:
-            tensor.sum().item()
-
-    (wait,) = observed_loop(monkeypatch, lambda: torch.ones(2), body).waits
+            values.sum().item()
+    (wait,) = session.waits
     assert wait.step == 1  # the number of updates before the recorded one
     assert wait.is_logged
 
 
-def test_synchronising_in_the_loop_is_a_wait() -> None:
-    """Before and after the loop, it is none."""
+def test_synchronising_in_the_loop_is_a_wait(tmp_path: Path) -> None:
+    """Before and after the loop, it is none. The wrapper is that of a real session."""
     session = Notes()
     observer = WaitObserver(session)  # type: ignore[arg-type]
+    device = ModuleType("device")
+    device.synchronize = lambda: None  # type: ignore[attr-defined]
+    wrap = Session(folder=tmp_path, launch=0, rank=0).wrap
+    wrap(device, "synchronize", observer.around_synchronize)
 
     def batches(run: object, loader: object) -> Iterator[torch.Tensor]:
         yield torch.arange(4.0)
 
-    observer.around_synchronize(lambda: None)
+    device.synchronize()
     for _ in observer.around_batches(batches, session.run, None):  # type: ignore[arg-type]
-        observer.around_synchronize(lambda: None)
-    observer.around_synchronize(lambda: None)
+        device.synchronize()
+    device.synchronize()
     assert session.operations == ["synchronize()"]
-
-
-INSTALLED = """
-import torch
-from pathlib import Path
-from common.tools.prove.instruments import waits
-from common.tools.prove.session import Session
-
-waits.install(Session(folder=Path("unused"), launch=0, rank=0))
-with torch.device("meta"):
-    assert torch.tensor([1.0]).is_meta
-    assert torch.as_tensor([1.0]).is_meta
-"""
-
-
-def test_device_contexts_still_work() -> None:
-    """Transformers loads a checkpoint in such a context.
-
-    A fresh process is needed, because torch looks its functions up only once.
-    """
-    subprocess.run([sys.executable, "-c", INSTALLED], check=True, cwd=REPOSITORY)

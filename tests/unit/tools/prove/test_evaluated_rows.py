@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -69,10 +70,10 @@ def evaluate(folder: Path, sizes: Sequence[int], body: Body) -> EvaluatedRows:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_samples_that_do_not_reach_the_model_are_written(tmp_path: Path, seed: int) -> None:
-    """Batches of chance sizes; samples are left out by chance, and others passed in parts or twice.
+def test_batches_that_do_not_reach_the_model_are_written(tmp_path: Path, seed: int) -> None:
+    """Batches of chance sizes; some are left out by chance, and others passed in parts or twice.
 
-    The first batch is passed whole. The record has exactly the samples that are left out.
+    The first batch is passed. The record has exactly the samples of those that are left out.
     """
     chance = random.Random(seed)
     sizes = [chance.randint(1, 6) for _ in range(chance.randint(2, 5))]
@@ -81,15 +82,45 @@ def test_samples_that_do_not_reach_the_model_are_written(tmp_path: Path, seed: i
 
     def body(model: nn.Module, images: torch.Tensor) -> None:
         nonlocal count
-        passed = [count == 0 or chance.random() < 0.8 for _ in images]
-        left_out.extend(count + row for row, is_passed in enumerate(passed) if not is_passed)
-        count += len(images)
-        rows = images[torch.tensor(passed)]
-        for part in rows.chunk(chance.randint(1, 3)):
-            if len(part):
+        if count and chance.random() < 0.4:
+            left_out.extend(range(count, count + len(images)))
+        else:
+            for part in images.chunk(chance.randint(1, 3)):
                 model(part)
+            if chance.random() < 0.3:
+                model(images.flip(0))
+        count += len(images)
 
-    assert evaluate(tmp_path, sizes, body).unseen == left_out
+    record = evaluate(tmp_path, sizes, body)
+    has_later_call = count - sizes[-1] > 0  # the first batch has a call before the second
+    assert has_later_call
+    assert record.unseen == left_out
+
+
+CORRECT: dict[str, Body] = {
+    "clamped": lambda model, images: model(images.clamp(-0.7, 0.7)),
+    "scaled": lambda model, images: model(images / 255),
+    "time-major": lambda model, images: model(images.t().repeat(1, 3)[:, :3]),
+    "noise of another size": lambda model, images: model(torch.randn(2, 3)),
+    "sparse inputs": lambda model, images: model(images.to_sparse()),
+    "a copy of the model": lambda model, images: copy.deepcopy(model)(images),
+}
+
+
+@pytest.mark.parametrize("body", CORRECT.values(), ids=CORRECT)
+def test_correct_evaluations_are_not_blamed(tmp_path: Path, body: Body) -> None:
+    assert evaluate(tmp_path, [8, 8, 3], body).unseen == []
+
+
+def test_evaluations_may_be_nested(tmp_path: Path) -> None:
+    session = RecordingSession(tmp_path)
+    observer = EvaluatedRowsObserver(session)
+    model = nn.Linear(3, 1)
+    with observer.around_evaluating(evaluating, None, model):  # type: ignore[arg-type]
+        outer = observer.evaluation
+        with observer.around_evaluating(evaluating, None, model):  # type: ignore[arg-type]
+            assert observer.evaluation is not outer
+        assert observer.evaluation is outer
 
 
 @pytest.mark.parametrize("seed", range(5))
