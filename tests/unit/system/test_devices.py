@@ -36,7 +36,7 @@ NAMES_CUDA = {
     "common/profile/phases.py": "NVTX",
     "common/profile/profiler.py": "the history of allocations",
     "common/tools/predict/command.py": "an example in --help",
-    "common/tools/prove/instruments/waits.py": "a recipe's call of torch.cuda.synchronize is a wait",
+    "common/tools/prove/instruments/waits.py": "its call of synchronize() is a wait",
     "common/training/precision.py": "the precision that `auto` takes, by what is known of kinds",
 }
 # Those of them that decide something by the name.
