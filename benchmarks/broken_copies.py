@@ -126,13 +126,16 @@ def prove_broken(broken: Broken) -> BrokenProof:
     results, seconds = prove(broken, checks)
     result = results[broken.check]
     has_failed = result.passed is False
+    others_pass = broken.passes is None or results[broken.passes].passed is True
     text = "\n".join(result.causes)
     return BrokenProof(
         mistake=broken.name,
         recipe=broken.recipe,
         check=broken.check,
         failed=has_failed,
-        names_the_cause=has_failed and all(phrase in text for phrase in broken.words),
+        names_the_cause=has_failed
+        and others_pass
+        and all(phrase in text for phrase in broken.words),
         causes=result.causes,
         seconds=seconds,
     )
