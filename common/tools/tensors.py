@@ -11,6 +11,7 @@ def first_differing_tensor(
     """Return a phrase on the first tensor that differs; None if all bits are equal.
 
     The phrase says how many tensors differ, and gives the largest difference in the first of them.
+    That is 0 if only its dtype or the sign of a zero differs.
     If only one run has a tensor, the phrase names that tensor instead. If the first differing
     tensors have different shapes, the phrase gives both shapes.
     """
@@ -24,7 +25,7 @@ def first_differing_tensor(
     if first[name].shape != second[name].shape:
         return f"{name} has the shapes {tuple(first[name].shape)} and {tuple(second[name].shape)}"
     differences = first[name].double() - second[name].double()
-    largest = differences.abs().max().item()
+    largest = differences.abs().max().item() if differences.numel() > 0 else 0.0
     return f"{len(differing)} of {len(first)} tensors differ, {name} by up to {largest:.2g}"
 
 
@@ -39,5 +40,8 @@ def have_same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor's elements, as uint8 [bytes]."""
+    """Return the bytes of a tensor's elements, as uint8 [bytes].
+
+    On the tensors themselves, `torch.equal` would compare values instead of bits.
+    """
     return tensor.contiguous().reshape(-1).view(torch.uint8)

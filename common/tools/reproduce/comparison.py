@@ -98,7 +98,7 @@ def files_that_differ(old_digests: Mapping[str, str], new_digests: Mapping[str, 
 
 
 def difference_of_exports(old: ComparedRun, new: ComparedRun) -> str:
-    """Return a text that says how two exported models differ."""
+    """Return a text that says how two exported models differ, or why that is unknown."""
     if old.is_published:
         return "the digests differ, and a published run has no weights that would show where"
     try:
@@ -112,17 +112,19 @@ def difference_of_exports(old: ComparedRun, new: ComparedRun) -> str:
 
 
 def compare_final(old: ComparedRun, new: ComparedRun, tolerance: float | None) -> FinalCompared:
-    """Compare the figures of the final evaluation; without one, those of the last common row.
+    """Compare the figures of the final evaluation, or of the last common row if a run has none.
 
-    Without any common figure, the result is not within the tolerance.
+    A figure that only one run has is beyond the tolerance, and so is a result without any figures.
 
     Args:
         tolerance: the tolerance for all figures, relative to the larger of two values. If it is
             None, `allowed_difference` chooses one for each figure.
     """
-    figures = paired_figures(
-        old.stored.summary.figures, new.stored.summary.figures, EVALUATION_PREFIXES
-    )
+    figures: PairedFigures = {}
+    if has_evaluation(old) and has_evaluation(new):
+        figures = paired_figures(
+            old.stored.summary.figures, new.stored.summary.figures, EVALUATION_PREFIXES
+        )
     if not figures:
         common_steps = [step for step in old.rows if step in new.rows]
         if common_steps:
@@ -145,6 +147,11 @@ def compare_final(old: ComparedRun, new: ComparedRun, tolerance: float | None) -
         samples=None if tolerance is not None else samples_behind(largest, figures),
         is_within_tolerance=shares[largest] <= 1,
     )
+
+
+def has_evaluation(run: ComparedRun) -> bool:
+    """Whether the summary of a run has figures of an evaluation; an unfinished run has none."""
+    return any(name.startswith(EVALUATION_PREFIXES) for name in run.stored.summary.figures)
 
 
 def allowed_difference(
@@ -239,7 +246,10 @@ def paired_figures(
     new_figures: Mapping[str, object],
     prefixes: tuple[str, ...],
 ) -> PairedFigures:
-    """Return both values of each figure whose name begins with one of the prefixes."""
+    """Return both values of each figure whose name begins with one of the prefixes.
+
+    A value is None if it is NaN, or if only the other run has the figure.
+    """
     pairs: PairedFigures = {}
     for name in dict.fromkeys([*old_figures, *new_figures]):
         if name.startswith(prefixes):

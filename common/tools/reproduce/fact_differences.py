@@ -25,7 +25,10 @@ from common.tools.reproduce.receipt import FactDifference
 
 
 def differences_of(old: ComparedRun, new: ComparedRun) -> list[FactDifference]:
-    """Return the facts in which two runs differ. A fact that one of them lacks is not compared.
+    """Return the facts in which two runs differ.
+
+    A fact whose value a run did not record is not compared. A package, for example, that a run is
+    known to lack counts as a difference.
 
     If the old run was resumed, the new run uses the facts of the last attempt from the first update
     on. So facts that changed between the attempts of the old run are also returned.
@@ -110,6 +113,7 @@ def differences_of_last_attempts(old: ComparedRun, new: ComparedRun) -> list[Fac
         new_fact = new_facts.get(label)
         if old.attempts and new.attempts:
             # Attempts list all of their packages and variables, so a missing one is a difference.
+            # This also holds for a flag that only one version of the recipe has.
             old_fact = old_fact or missing_fact(new_fact)
             new_fact = new_fact or missing_fact(old_fact)
         if old_fact is None or new_fact is None:
@@ -126,7 +130,7 @@ def differences_of_last_attempts(old: ComparedRun, new: ComparedRun) -> list[Fac
 
 
 def missing_fact(other: RecordedFact | None) -> RecordedFact:
-    """Return the fact of a package or variable that a run lacks and that the other run has."""
+    """Return the fact of a package, variable or flag that a run lacks and the other run has."""
     return RecordedFact("none", changes_bits=other is None or other.changes_bits)
 
 

@@ -97,7 +97,7 @@ def text_of_init_from(run: ComparedRun) -> str | None:
 
 
 def facts_of_flags(run: ComparedRun) -> RecordedFacts:
-    """Return the flags on which results depend."""
+    """Return the flags on which results depend, without those that another fact stands for."""
     facts = {}
     for name, value in run.saved_config.flags.items():
         if is_compared(name, run.saved_config) and name not in FLAGS_OF_OTHER_FACTS:
@@ -180,7 +180,11 @@ def facts_of_variables(attempt: Attempt) -> RecordedFacts:
 
 
 def facts_of_versions(run: ComparedRun) -> RecordedFacts:
-    """Return the versions of packages."""
+    """Return the versions of all packages.
+
+    A different version may explain different bits only if the package computes, or if the user's
+    own code imports it.
+    """
     imported = run.attempt.imported or ()
     facts = {}
     for name, version in run.attempt.packages.items():

@@ -60,6 +60,9 @@ def publish_run(directory: Path, folder: Path) -> None:
         shutil.rmtree(folder / PROVENANCE, ignore_errors=True)
         (folder / PROVENANCE).mkdir(parents=True)
         (folder / MODEL_FOLDER).mkdir(exist_ok=True)
+        for name in (*COPIED_FILES, *REWRITTEN_FILES):
+            if not (directory / name).exists():
+                (folder / name).unlink(missing_ok=True)  # an earlier published run may have left it
         for name in COPIED_FILES:
             if (directory / name).exists():
                 shutil.copyfile(directory / name, folder / name)
@@ -98,7 +101,7 @@ def is_finished_receipt_of(run: ComparedRun, receipt: Reproduction) -> bool:
 def publish_if_possible(directory: Path, folder: Path) -> None:
     """Publish a run, or warn if that is impossible.
 
-    An error at this point would lose the results of a long measurement.
+    Benchmarks call this after a run. An error would lose the results of a long measurement.
     """
     try:
         publish_run(directory, folder)

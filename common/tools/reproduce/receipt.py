@@ -41,7 +41,8 @@ class RowsCompared(Record):
     rows: int  # the number of rows that both runs have
     missing: list[int] = Field(default_factory=list)  # the updates whose row only the old run has
     first: FigureDifference | None = None  # the first difference; None: all figures are equal
-    previous_update: int | None = None  # the update of the last row before the first difference
+    # The update of the last row before the first difference. Without one, of the last common row.
+    previous_update: int | None = None
     at_end: FigureDifference | None = None  # the same figure in the last row
 
 

@@ -145,6 +145,8 @@ class DifferenceReporter:
 def claim(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
     """Mark the folder of the new run as a reproduction of this run with these flags.
 
+    Only a reproduction of the same run with the same flags may continue in this folder.
+
     Returns:
         The receipt in the folder: a new one, or that of the reproduction to continue.
 
@@ -228,7 +230,8 @@ def expected_config(old: ComparedRun, code: RestoredCode) -> RunConfig:
 
 def expected_attempt(old_attempt: Attempt, code: RestoredCode) -> Attempt:
     """Return the attempt that the new run will record, with this machine and the restored code."""
-    # What is not known before the new run starts is taken from the old one.
+    # The new run gets the variables of the old one: see `environment_of`. Other facts that are not
+    # known before it starts are also taken from the old run.
     machine = replace(machine_facts(), variables=old_attempt.variables)
     return Attempt(
         **vars(machine),

@@ -16,3 +16,5 @@ def test_tensors_are_compared_by_their_bits() -> None:
     other = {**same, "b": torch.tensor([1.0, 1.5], dtype=torch.bfloat16)}
     assert first_differing_tensor(first, other) == "1 of 2 tensors differ, b by up to 0.5"
     assert first_differing_tensor(first, {"a": first["a"]}) == "only one of the runs has b"
+    empty = {"a": torch.ones(0)}
+    assert first_differing_tensor(empty, {"a": torch.ones(0, dtype=torch.bfloat16)}) is not None

@@ -453,3 +453,17 @@ def test_edited_config_is_a_cause(first: ComparedRun, tmp_path: Path) -> None:
         )
     ]
     assert edited.gaps() == ["its config.json was edited after the run wrote it"]
+
+
+@pytest.mark.parametrize(("last_loss", "is_within"), [(1.001, True), (2.0, False)])
+def test_last_common_row_counts_if_only_one_run_was_evaluated(
+    first: ComparedRun, tmp_path: Path, last_loss: float, is_within: bool
+) -> None:
+    """A run that was killed before it wrote its summary can still be reproduced."""
+    (first.directory / "summary.json").unlink()
+    killed = read_compared_run(first.directory)
+    finished = write_run(tmp_path / "second", losses=(*LOSSES[:-1], last_loss))
+    for old, new in ((killed, finished), (finished, killed)):
+        final = compare_final(old, new, 0.02)
+        assert final.largest == "train/loss"
+        assert final.is_within_tolerance is is_within

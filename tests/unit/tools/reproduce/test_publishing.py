@@ -115,6 +115,18 @@ def test_receipt_is_published_without_paths(tmp_path: Path) -> None:
         assert read_receipt(folder) is None
 
 
+def test_files_of_an_earlier_published_run_do_not_stay(tmp_path: Path) -> None:
+    """An unfinished run has no model, so its folder must not have that of another run."""
+    folder = tmp_path / "published"
+    publish_run(write_run(tmp_path / "finished").directory, folder)
+    unfinished = write_run(tmp_path / "unfinished").directory
+    (unfinished / "summary.json").unlink()
+    shutil.rmtree(unfinished / "model")
+    publish_run(unfinished, folder)
+    assert not (folder / "summary.json").exists()
+    assert read_old_run(folder).exported_digest is None
+
+
 def test_place_of_the_same_data_does_not_count(tmp_path: Path) -> None:
     """Their fingerprint says that they are the same."""
     data = {"name": "digits", "fingerprint": "one"}
