@@ -127,7 +127,7 @@ BROKEN: tuple[Broken, ...] = (
             ("            if random.random() < 0.2:", "            if self.random.random() < 0.2:"),
         ),
         check="resumes",
-        words=("training batch",),
+        words=(".dataset.random (random generator", "each worker has its own copy"),
         flags=("--widths", "8", "--num-workers", "1"),
     ),
     Broken(
@@ -320,7 +320,7 @@ OBJECTIVE = """,
             (RECORD, f"{RECORD}            total = total + loss\n"),
         ),
         check="memory",
-        words=("the process's memory grows",),
+        words=("`total` of main in train.py holds a graph of gradients that grew by",),
         flags=("--dataset", "digits"),
     ),
     Broken(

@@ -1,5 +1,6 @@
 """Collects the code of a run: its git commit, and a patch with the differences from that commit.
 
+`recipes reproduce` restores this code, to repeat the run.
 ``git apply --unidiff-zero`` applies a patch. Secrets are kept out of it: *** replaces text that
 looks like a secret in an added line, and files with names such as ``.env`` are left out.
 """
@@ -89,7 +90,7 @@ def imported_files() -> set[Path]:
         path = Path(name)
         is_of_python = is_in_standard_library(name) or path.is_relative_to(sys.prefix)
         if not is_of_python and not is_installed(path):
-            files.add(path)
+            files.add(path.resolve())  # the folders of code, which they are compared with, are real
     return files
 
 
@@ -117,7 +118,10 @@ def collect_tree(root: Path, used: Collection[Path]) -> CollectedTree:
     if commit is not None:
         changes, not_saved = changes_of(root)
         parts += changes
-        untracked = untracked_of(root, names)
+        listed = untracked_of(root, names)
+        if listed is None:
+            not_saved.append("files that git does not track, because git can't list them")
+        untracked = listed or []
     saved_untracked = []
     for name in untracked:
         part, problem = patch_of_new_file(root, name)
@@ -173,9 +177,17 @@ def changes_of(root: Path) -> tuple[list[str], list[str]]:
     return parts, not_saved
 
 
-def untracked_of(root: Path, names: Sequence[str]) -> list[str]:
-    """Return those of the files `names` that git does not track; ignored files are included."""
+def untracked_of(root: Path, names: Sequence[str]) -> list[str] | None:
+    """Return those of the files `names` that git does not track; None if git fails.
+
+    Ignored files are included. `git diff` does not show any of these files, so each needs a patch
+    of its own.
+    """
+    if not names:
+        return []
     paths = [f":(top,literal){name}" for name in names]
-    output = ask_git(root, "ls-files", "-z", "--", *paths) if paths else b""
-    tracked = {*(output or b"").decode("utf-8", "surrogateescape").split("\0")}
+    output = ask_git(root, "ls-files", "-z", "--", *paths)
+    if output is None:
+        return None
+    tracked = {*output.decode("utf-8", "surrogateescape").split("\0")}
     return [name for name in names if name not in tracked]

@@ -32,11 +32,15 @@ PUBLISHED = "config.json"  # the file that timm publishes beside weights: how th
 def find_initial(name: str) -> str:
     """Return the path of the folder or file that `--init-from` names.
 
-    If the name is the id of a model of the Hub, rank 0 downloads the model for all ranks. Any other
-    name is returned unchanged. If nothing is there, `weights_file` raises the error.
+    If the name is the id of a model of the Hub, rank 0 downloads the model first, and then each
+    rank whose machine has another cache. Any other name is returned unchanged. If nothing is there,
+    `weights_file` raises the error.
+
+    All ranks must call this function. The result is cached, so that further calls with the same
+    name need neither the other ranks nor the Hub.
 
     Raises:
-        UserError: on all ranks, if the model can't be downloaded.
+        UserError: if the model can't be downloaded; on all ranks, if rank 0 can't download it.
     """
 
     def download_if_id() -> str:
@@ -58,7 +62,9 @@ def find_initial(name: str) -> str:
         with reading(subject, advice):
             return snapshot_download(name, allow_patterns=[WEIGHTS, PUBLISHED])
 
-    return ask_rank_zero(download_if_id)
+    path = ask_rank_zero(download_if_id)
+    # A rank on another machine may have a cache of its own, which lacks the model.
+    return path if os.path.exists(path) else download_if_id()
 
 
 def weights_file(path: str | Path) -> Path:
@@ -87,7 +93,8 @@ def weights_file(path: str | Path) -> Path:
 def initial_facts(name: str | None) -> InitialFacts:
     """Return the facts about the model that `--init-from` names.
 
-    The facts are empty for a single file of weights, and if the flag is not set.
+    The run scales its images as these facts say, and it compares the classes with its own. The
+    facts are empty for a single file of weights, and if the flag is not set.
 
     Args:
         name: a file, a run, a model's folder, or the id of a model of the Hub; None without the
@@ -134,7 +141,11 @@ def published_facts(folder: Path) -> InitialFacts:
 
 
 def initial_shapes(path: str | None) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the weights that `--init-from` names, by weight; empty without it."""
+    """Return the shapes of the weights that `--init-from` names, by weight; empty without it.
+
+    A recipe can build a model that these weights fit. `recipes/resnet.py` gets the size of its
+    first kernel from them.
+    """
     from safetensors import safe_open
 
     if path is None:

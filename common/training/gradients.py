@@ -26,8 +26,9 @@ if TYPE_CHECKING:  # the import takes a second
 
 # A healthy fp16 run skips a few updates while its loss scale settles, never so many in a row.
 MAX_SKIPS_IN_A_ROW = 25
-# The guard reads the norms after this many updates, even if no log line is due. The number must be
-# well below 166, because 166 overflows in a row halve the loss scale to 0.
+# The guard reads its norms once this many are unread, even if no log line is due. Each update adds
+# one norm for each network. The number must be well below 166, because 166 overflows in a row halve
+# the loss scale to 0.
 MAX_UNCHECKED = 100
 
 
@@ -36,7 +37,7 @@ class GuardState(TypedDict):
 
     grad_norm: float
     skipped: int
-    skipped_in_a_row: int
+    skipped_in_a_row: list[int]
 
 
 class GradientGuard:
@@ -65,8 +66,10 @@ class GradientGuard:
         # On a CPU, reading the norm costs nothing and mostly saves the multiplication.
         self.reads_norm = accelerator.device.type == "cpu" and not self.is_fp16
         self.skipped = 0
-        self.skipped_in_a_row = 0
-        self.unchecked: list[torch.Tensor] = []  # norms on the device that nobody has read yet
+        self.skipped_in_a_row: list[int] = []  # for each network, in the order of `numbers`
+        self.numbers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+        # Norms on the device that nobody has read yet, each with the number of its network.
+        self.unchecked: list[tuple[int, torch.Tensor]] = []
         # A network's parameters are listed only once, because that costs as much as clipping.
         self.parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
         # The ids of each network's parameters that had gradients in the last update.
@@ -89,6 +92,7 @@ class GradientGuard:
         parameters = self.parameters.get(model)
         if parameters is None:
             parameters = self.parameters[model] = [*model.parameters()]
+            self.number_network(model)
         trained: list[nn.Parameter] = []
         gradients: list[torch.Tensor] = []
         for parameter in parameters:
@@ -99,7 +103,7 @@ class GradientGuard:
         self.watch_unfreezing(model, optimizer, trained)
         # If gradients are sharded, each rank knows only the norm of its own shards.
         norm = norm_over_ranks(nn.utils.get_total_norm(gradients, foreach=True))
-        self.unchecked.append(norm)
+        self.unchecked.append((self.numbers[model], norm))
         # The log has the norm of the network that was clipped first, which stands first here.
         if model is next(iter(self.parameters)):
             self.remember_norms(model, gradients, norm)
@@ -110,6 +114,12 @@ class GradientGuard:
             self.clip_after_reading(bare, gradients, norm)
         else:
             self.clip_on_device(bare, gradients, norm)
+
+    def number_network(self, model: nn.Module) -> None:
+        """Give a network the next number, by which its skipped updates in a row are counted."""
+        self.numbers[model] = len(self.numbers)
+        if len(self.skipped_in_a_row) < len(self.numbers):  # a checkpoint may have the count
+            self.skipped_in_a_row.append(0)
 
     def watch_unfreezing(
         self, model: nn.Module, optimizer: Optimizer, trained: list[nn.Parameter]
@@ -226,18 +236,28 @@ class GradientGuard:
         return len(self.unchecked) >= MAX_UNCHECKED
 
     def count_skipped(self) -> None:
-        """Read the norms that are still on the device, and count the skipped updates among them."""
-        norms = torch.stack(self.unchecked).tolist() if self.unchecked else []
+        """Read the norms that are still on the device, and count the skipped updates among them.
+
+        Each network has its own count of updates in a row. One network of several may overflow in
+        each update while the others are healthy.
+        """
+        if not self.unchecked:
+            return
+        numbers = [number for number, _ in self.unchecked]
+        norms = torch.stack([norm for _, norm in self.unchecked]).tolist()
         self.unchecked.clear()
-        for norm in norms:
-            is_skipped = not math.isfinite(norm)
-            self.skipped += is_skipped
-            self.skipped_in_a_row = self.skipped_in_a_row + 1 if is_skipped else 0
+        for number, norm in zip(numbers, norms, strict=True):
+            if math.isfinite(norm):
+                self.skipped_in_a_row[number] = 0
+            else:
+                self.skipped += 1
+                self.skipped_in_a_row[number] += 1
 
     def advice_on_non_finite(self) -> str:
-        """Return the advice to train with other flags, among those that this run can still change.
+        """Return the advice for non-finite gradients: flags of a new run, and a look at the data.
 
-        Without 16-bit numbers, another precision would not help.
+        It names `--mixed-precision no` only for a run in 16 bits. For other runs, another precision
+        would not help.
         """
         changes = ["a lower --learning-rate or --max-grad-norm"]
         if self.max_grad_norm == 0:  # nothing was clipped
@@ -268,10 +288,11 @@ class GradientGuard:
                 ),
                 advice=self.advice_on_non_finite(),
             )
-        if self.skipped_in_a_row >= MAX_SKIPS_IN_A_ROW:
+        most_in_a_row = max(self.skipped_in_a_row, default=0)
+        if most_in_a_row >= MAX_SKIPS_IN_A_ROW:
             raise TrainingError(
                 (
-                    f"{self.skipped_in_a_row} fp16 updates in a row overflowed by update "
+                    f"{most_in_a_row} fp16 updates in a row overflowed by update "
                     f"{global_step} and were not applied"
                 ),
                 advice=(
@@ -309,13 +330,13 @@ class GradientGuard:
         return {
             "grad_norm": float(self.grad_norm),
             "skipped": self.skipped,
-            "skipped_in_a_row": self.skipped_in_a_row,
+            "skipped_in_a_row": [*self.skipped_in_a_row],
         }
 
     def load_state_dict(self, state: GuardState) -> None:
         self.grad_norm = torch.tensor(state["grad_norm"], device=self.accelerator.device)
         self.skipped = state["skipped"]
-        self.skipped_in_a_row = state["skipped_in_a_row"]
+        self.skipped_in_a_row = [*state["skipped_in_a_row"]]
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
@@ -342,7 +363,11 @@ def remove_mark(optimizer: Optimizer, *unused: object) -> None:
 
 
 def drop_gradients_at_next_step(optimizer: Optimizer) -> None:
-    """Remove the gradients just before the optimizer's next step, which then updates nothing."""
+    """Remove the gradients just before the optimizer's next step, which then updates nothing.
+
+    They are not removed at once, because the recipe may change or add gradients after clipping.
+    The step must not apply those either.
+    """
 
     def drop(optimizer: Optimizer, *unused: object) -> None:
         handle.remove()

@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from common.checkpoints.shards import is_sharded
 from common.errors import UserError
 from common.system.devices import FusedOptimizer
+from common.system.launch_variables import TRUE_WORDS
 from common.training.averaging import FreezableDDP, average_gradients
 from common.training.precision import SIXTEEN_BIT_DTYPES
 
@@ -50,7 +51,7 @@ def take_fsdp_request() -> bool:
     Raises:
         UserError: the launcher asks for a kind of FSDP that recipes do not support.
     """
-    is_requested = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    is_requested = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() in TRUE_WORDS
     if not is_requested:
         return False
     for name, supported in SUPPORTED_SETTINGS.items():
@@ -66,14 +67,6 @@ def take_fsdp_request() -> bool:
         setting = f"fsdp_{name.lower()}={value}"
         raise UserError(
             f"the launcher's setting {setting} is not supported by recipes", advice=advice
-        )
-    if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "").lower() == "true":
-        raise UserError(
-            (
-                "parallelism_config in the launcher's configuration is not supported: recipes "
-                "always shard a model over all processes"
-            ),
-            advice="remove parallelism_config from the launcher's file, or from its flags",
         )
     return True
 

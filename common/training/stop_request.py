@@ -38,8 +38,8 @@ class StopRequest:
         """Start to receive signals.
 
         Args:
-            acts_on_signals: whether the run will act on a request. If not, signals end the process
-                as usual.
+            acts_on_signals: whether the run will act on a request. If not, as with
+                `--evaluate-only`, which saves nothing, signals end the process as usual.
         """
         self.reason: str | None = None  # what asked this process to stop, such as "SIGTERM"
         self.is_by_ctrl_c = False
@@ -57,6 +57,7 @@ class StopRequest:
                 self.handlers_before[number] = handler
                 signal.signal(number, self.receive if acts_on_signals else signal.SIG_DFL)
         if acts_on_signals and SET_BY_LAUNCHERS & {*os.environ}:
+            self.handlers_before.setdefault(PARENT_ENDED, signal.getsignal(PARENT_ENDED))
             signal.signal(PARENT_ENDED, self.receive)
             signal_when_parent_ends()
             if is_orphan():  # the launcher ended before this process asked for the signal

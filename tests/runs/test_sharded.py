@@ -362,7 +362,6 @@ def test_collectives_get_tensors_of_the_device_only(
             {"FSDP_TRANSFORMER_CLS_TO_WRAP": "BertLayer"},
             "is not supported by recipes: remove it from the launcher's configuration",
         ),
-        ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, "remove parallelism_config"),
     ],
 )
 def test_unsupported_sharding_is_refused(
@@ -373,6 +372,7 @@ def test_unsupported_sharding_is_refused(
     with pytest.raises(UserError, match=message):
         take_fsdp_request()
     supported = {f"FSDP_{name}": value.upper() for name, value in SUPPORTED_SETTINGS.items()}
-    monkeypatch.setattr(os, "environ", {**SHARDED, **supported})
-    assert take_fsdp_request()
-    assert not take_fsdp_request()  # the request is hidden from Accelerate
+    for yes in ("true", "1", "Yes"):
+        monkeypatch.setattr(os, "environ", {**SHARDED, **supported, "ACCELERATE_USE_FSDP": yes})
+        assert take_fsdp_request()
+        assert not take_fsdp_request()  # the request is hidden from Accelerate

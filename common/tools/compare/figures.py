@@ -206,8 +206,8 @@ def figure_of_run(run: RunRecord, metric: str) -> float | None:
     """Return one figure for a whole run, such as its throughput; None if it is unknown.
 
     The summary has the figure, but only after the end of the run. Until then the logged values give
-    an estimate: the median of the log intervals for speed and energy, whose values go up and down,
-    and the largest value for times, which only grow.
+    an estimate: the median of the log intervals for metrics of ``perf/``, such as speed, whose
+    values go up and down, and the largest value for times, which only grow.
     """
     values = run.values(metric)
     estimate = None

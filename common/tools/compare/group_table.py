@@ -35,7 +35,8 @@ def group_cells(comparison: Comparison, *, relative: bool = True) -> list[list[s
 
     Args:
         comparison: the runs in their groups, the baseline first.
-        relative: whether cells contain ratios to the baseline, which is then marked.
+        relative: whether cells contain ratios to the baseline, which is then marked. A model card
+            has none, because it shows the column of one group alone.
     """
     corner = MEAN_AND_DEVIATION if has_repetitions(comparison) else ""
     rows = [[corner, *group_labels(comparison, relative=relative)]]

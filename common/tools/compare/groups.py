@@ -32,8 +32,9 @@ def group_runs(
     Args:
         runs: all runs of a comparison.
         settings_of_runs: each run's settings.
-        labels: the name of each run's group. By default, runs whose settings are equal, apart from
-            the seed, form one group, and `label_groups` names it.
+        labels: the name of each run's group. `recipes vary` passes them, because its groups may
+            differ in the seed alone. By default, runs whose settings are equal, apart from the
+            seed, form one group, and `label_groups` names it.
     """
     if labels is not None:
         return [RunGroup(label, indices) for label, indices in indices_by_key(labels).items()]

@@ -64,7 +64,7 @@ def page_of(comparison: Comparison) -> str:
 
 
 def read_part(name: str) -> str:
-    """Return a part of the page, with the same line ends on every system."""
+    """Return a part of the page. Its line ends, and so its digest, are the same on every system."""
     return (FOLDER / name).read_text(encoding="utf-8")
 
 

@@ -180,7 +180,10 @@ def charts_of(comparison: Comparison, metrics: Sequence[str]) -> list[Chart]:
 
 
 def chart_and_split(name: str) -> tuple[str, str]:
-    """Return the key of a metric's chart, and its split if it has one."""
+    """Return the key of a metric's chart, and its split if it has one; otherwise an empty text.
+
+    The key is the name without the split, so one chart shows a metric in training and evaluation.
+    """
     prefix, _, short_name = name.partition("/")
     return (short_name, prefix) if prefix in SPLITS and short_name else (name, "")
 

@@ -146,7 +146,8 @@ def has_standard_error(comparison: Comparison) -> bool:
 def cells_of_standard_errors(comparison: Comparison) -> list[str]:
     """Return the row of the final objective's standard errors from the number of samples.
 
-    The heading states the number of samples. If the runs differ in it, each cell states its own.
+    The heading states the number of samples. If the runs differ in it, each cell states its own. At
+    least one standard error must be known: see `has_standard_error`.
     """
     metric = metric_named(comparison.runs[0].objective.metric)
     known_counts = set()
@@ -191,7 +192,8 @@ def labelled_warnings(comparison: Comparison, unfair_texts: Sequence[str]) -> li
     """Return all reasons not to trust a comparison, in the order of their weight.
 
     Args:
-        unfair_texts: sentences on runs that can't fairly be compared; see `unfair_warnings`.
+        unfair_texts: sentences on runs that can't fairly be compared, from `unfair_warnings`.
+            `recipes vary` adds sentences on the runs within a group.
     """
     return [
         *(LabelledWarning(UNFAIR, text) for text in unfair_texts),

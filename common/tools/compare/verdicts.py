@@ -65,7 +65,7 @@ class GroupFigures:
     """The figures by which a group is judged."""
 
     group: RunGroup
-    first_run: RunRecord
+    first_run: RunRecord  # the first finished run; the first run if none is finished
     run_count: int  # number of finished runs
     objective: Sample  # one value for each seed
     standard_error: float | None  # that of the first run's objective, from its number of samples
@@ -128,11 +128,12 @@ def figures_of_group(
     log_throughputs = [
         logarithm(run_figures.metrics[THROUGHPUT]) for run_figures in comparison.figures
     ]
-    first_index = group.run_indices[0]
     finished_run_indices = finished_indices(comparison, group)
     log_throughput_of_lines = Sample.of([])
     if finished_run_indices:
         log_throughput_of_lines = sample_of_log_lines(comparison.runs[finished_run_indices[0]])
+    # The first finished run, whose standard error belongs to one of the values of the objective.
+    (first_index, *_) = finished_run_indices or group.run_indices
     return GroupFigures(
         group=group,
         first_run=comparison.runs[first_index],

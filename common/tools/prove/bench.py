@@ -33,11 +33,11 @@ class RunSpec:
     interruptions: tuple[PlannedInterruption, ...] = ()  # one for each launch before the last one
     # The number of processes of the launches after the first one; None: the same number.
     resumed_processes: int | None = None
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()  # additional variables of each launch
     # The most samples of each split except the training split; None: as in the reference run.
     evaluation_samples: int | None = None
     # Whether each launch is a fresh interpreter instead of a fork. Forks of the warm process share
-    # the seed of Python's hashes.
+    # the seed of Python's hashes, which hides results that depend on the order of a set.
     is_fresh: bool = False
 
 
@@ -75,7 +75,10 @@ class Bench:
         return self.run(RunSpec("reference"))
 
     def random_generator(self, name: str) -> random.Random:
-        """Return a random generator that depends only on the proof's seed and on a name."""
+        """Return a random generator that depends only on the proof's seed and on a name.
+
+        So its numbers do not depend on which checks run, or in which order.
+        """
         return random.Random(f"{self.seed} {name}")
 
     def run(self, spec: RunSpec) -> ObservedRun:
@@ -131,6 +134,7 @@ class Bench:
         A launch of one process is a fork of the warm process where possible, which saves time.
         """
         log = plan.path / f"launch-{plan.launch}.log"
+        # A fork can't get the additional variables: `launch_warm` does not take them.
         may_be_forked = processes == 1 and not spec.environment and not spec.is_fresh
         if may_be_forked and WarmProcess.is_possible():
             if self.warm is None:

@@ -128,6 +128,27 @@ def causes_after_resume(
     return [cause_of_difference(difference)]
 
 
+def causes_in_workers(reference: ObservedRun, other: ObservedRun) -> list[Cause]:
+    """Return the values of a data set that change while samples are read, at most `MAX_CAUSES`.
+
+    They explain a batch that differs after a resume although its samples are the same. The proof
+    can't look into worker processes, which hold copies of the data set. So both runs here repeat
+    those of the check without workers, where the observed process reads the samples itself.
+
+    Args:
+        reference: the uninterrupted run.
+        other: the resumed run.
+    """
+    lost = lost_values(reference, other)
+    return [
+        Cause(
+            f"{cause.sentence}, and each worker has its own copy",
+            ADVICE_FOR_DIFFERENCE["batch"],
+        )
+        for cause in causes_of_lost_values(lost.lasting or lost.temporary)
+    ]
+
+
 def is_in_first_micro_batch(run: ObservedRun, difference: Difference) -> bool:
     """Whether a difference is in the first micro-batch of its launch."""
     record = difference.record
@@ -157,7 +178,7 @@ def causes_of_lost_state(reference: ObservedRun, other: ObservedRun) -> list[Cau
 
 
 def recovered_values(reference: ObservedRun, other: ObservedRun) -> set[str]:
-    """Return the values that a resumed launch lacks when it begins, and has again later."""
+    """Return the paths of values that a resumed launch lacks at first, and has again later."""
     recovered: set[str] = set()
     for uninterrupted, process in resumed_processes(reference, other):
         first, *later = steps_of(process)
@@ -244,7 +265,10 @@ def lost_before_update(
 
 
 def without_nested(described: Mapping[str, Description]) -> dict[str, Description]:
-    """Leave out values that belong to another value, such as `ema.decay` if `ema` is there."""
+    """Leave out values that belong to another value, such as `ema.decay` if `ema` is there.
+
+    The cause for the outer value covers them.
+    """
     prefixes = tuple(f"{path}{separator}" for path in described for separator in (".", "["))
     outer = {}
     for path, description in described.items():
@@ -256,7 +280,8 @@ def without_nested(described: Mapping[str, Description]) -> dict[str, Descriptio
 def with_settings_merged(described: Mapping[str, Description]) -> dict[str, Description]:
     """Replace the settings of several modules, such as all layers, by one of the module around.
 
-    The settings of modules in one variable are merged if they have the same name.
+    So a recipe that freezes a network gets one cause, and not one for each layer. The settings of
+    modules in one variable are merged if they have the same name.
     """
     groups: dict[tuple[str, str, str], list[str]] = {}
     merged = {}
@@ -276,7 +301,10 @@ def with_settings_merged(described: Mapping[str, Description]) -> dict[str, Desc
 
 
 def common_path(paths: Sequence[str]) -> str:
-    """Return the longest path that all these paths are, or begin with."""
+    """Return the longest path with which all these paths begin.
+
+    It is `net.body` for `net.body[0]` and `net.body[1]`. For a single path, it is this path.
+    """
     split_paths = [re.split(r"(?=[.\[])", path) for path in paths]
     common_parts = []
     for parts in zip(*split_paths, strict=False):
@@ -351,7 +379,7 @@ def causes_of_repeat(
                 "or order of a set",
             )
         )
-    causes = causes[: MAX_CAUSES - 1]
+    causes = causes[: MAX_CAUSES - 1]  # the first difference gets the last place
     if difference is not None:
         causes.append(cause_of_difference(difference))
     return causes

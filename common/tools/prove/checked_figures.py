@@ -34,7 +34,10 @@ class CheckedFigures:
 
 
 def has_outcomes(checked: Sequence[CheckedFigures]) -> bool:
-    """Whether a loss, metric or evaluation was computed again from a model's outputs."""
+    """Whether a loss, metric or evaluation was computed again from a model's outputs.
+
+    If not, the check `figures` proves nothing about them, so it does not apply.
+    """
     return any(figures.compared_count for figures in checked if figures.kind in KINDS_OF_OUTCOMES)
 
 

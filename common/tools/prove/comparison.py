@@ -310,7 +310,10 @@ def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], ObservedEvaluation
 
 
 def drawn_generators(run: ObservedRun) -> list[str]:
-    """Return the names of the random generators from which the loop draws as it uses a batch."""
+    """Return the names of the random generators from which the loop draws as it uses a batch.
+
+    Different layouts make different draws, so a difference between their updates may be no mistake.
+    """
     names: set[str] = set()
     for process in run.processes:
         micro_batch: MicroBatch | None = None
@@ -323,12 +326,19 @@ def drawn_generators(run: ObservedRun) -> list[str]:
 
 
 def sample_mixing_of(run: ObservedRun) -> SampleMixing:
-    """Return the record of batch norms and coupling; an empty record if the run wrote none."""
+    """Return the record of how a run's samples affect each other: by batch norms, or by the loss.
+
+    Each layout puts different samples together, so such effects may forbid a comparison. If the run
+    wrote no record, the result is an empty one.
+    """
     for _, sample_mixing in run.all(SampleMixing):
         return sample_mixing
     return SampleMixing(step=0, layers=[], couples_samples=False)
 
 
 def mixing_modules_of(run: ObservedRun) -> list[str]:
-    """Return the class names of the modules that mix samples, except batch norms."""
+    """Return the class names of the modules that mix samples, except batch norms.
+
+    The output of such a module for one sample depends on the other samples of the micro-batch.
+    """
     return sorted({mixing_module.module for _, mixing_module in run.all(MixingModule)})

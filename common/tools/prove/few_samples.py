@@ -20,7 +20,10 @@ MIN_BLOCKS = 8  # blocks to take samples from, or all blocks if there are fewer
 
 @dataclass(frozen=True)
 class FewTrainingSamples(TrainingOrder):
-    """The order of the chosen training samples."""
+    """The order of the chosen training samples.
+
+    The inherited code orders positions in `chosen`, which become indices in the split here.
+    """
 
     chosen: torch.Tensor | None = None  # int64 [num_samples], indices in the split
 
@@ -59,7 +62,7 @@ class ChosenBatches(BlockBatches):
 
 @dataclass(frozen=True)
 class FewEvaluationSamples(EvaluationOrder):
-    """The order of the chosen samples of an evaluation."""
+    """The order of the chosen samples of an evaluation; see `FewTrainingSamples`."""
 
     chosen: torch.Tensor | None = None  # int64 [num_samples], indices in the split
 

@@ -120,6 +120,7 @@ class Interrupter:
     # The interruption itself
 
     def write_interrupted(self, manner: Manner, place: str) -> None:
+        """Write the record by which the bench knows that this launch was interrupted as planned."""
         step = self.session.step
         self.session.write(Interrupted(step=step, manner=manner, place=place))
 

@@ -32,7 +32,7 @@ class ProbePlan(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     folder: str  # the folder for the records
-    launch: int
+    launch: int  # the number of the launch, from 0
     training_samples: int  # the most samples of the training split
     evaluation_samples: int  # the most samples of each other split
     reads_tensors: bool = True  # whether to write the records that read tensors

@@ -100,12 +100,12 @@ def launch_warm(
     finally:
         if not is_over:
             process.kill()
-            warm.wait(ENDING_SECONDS)
+            warm.wait(ENDING_SECONDS)  # else the next launch would read this exit status
     return LaunchResult(status, log, time.monotonic() - began)
 
 
 def environment_of(plan: ProbePlan) -> dict[str, str]:
-    """Return the environment variables of a launch."""
+    """Return the variables of a launch: those of this process, and the plan for the probe."""
     return {**environment_of_launches(), **parent_watch_variables(), **plan.as_environment()}
 
 

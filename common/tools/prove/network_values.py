@@ -53,7 +53,10 @@ def attributes_beside_state(module: nn.Module) -> dict[str, object]:
 
 
 def settings_of(module: nn.Module) -> dict[str, tuple[str, object]]:
-    """Return the settings of a module alone that a loop may change, each with its name in words."""
+    """Return the settings of a module that a loop may change, each with its name in words.
+
+    The settings of its submodules are left out.
+    """
     settings: dict[str, tuple[str, object]] = {"training": ("training mode", module.training)}
     parameters = module.named_parameters(recurse=False)
     requires_grad = {name: parameter.requires_grad for name, parameter in parameters}

@@ -107,7 +107,10 @@ class MeanMetric(NamedTuple):
         return None if mean is None else self.metric_of_mean(mean)
 
     def sample_value(self, outcome: SampleOutcome) -> float | None:
-        """Return the value of a sample, whose mean rises with the metric; None if unknown."""
+        """Return the value of a sample, whose mean rises with the metric; None if unknown.
+
+        By these values, `margins.py` compares each sample before and after training.
+        """
         value = self.value(outcome)
         return None if value is None else self.rising_value(value)
 

@@ -1,5 +1,7 @@
 """Tells the user's own code from libraries. Own code is the recipe, and each module in a Python
 file that belongs neither to this library, nor to an installed package, nor to Python.
+
+A proof looks for forgotten state in the variables and objects of own code.
 """
 
 import sys

@@ -1,4 +1,7 @@
-"""Reads positions in open files and in iterators, without taking anything from them."""
+"""Reads positions in open files and in iterators, without taking anything from them.
+
+A proof compares the positions of two runs, to find those that a resume does not restore.
+"""
 
 import gc
 import io

@@ -78,7 +78,10 @@ class RecipeSearch:
 
 
 def part_and_wrapped(part: object) -> Iterator[object]:
-    """Yield a part of a run, and the model, optimizer or scheduler that it wraps."""
+    """Yield a part of a run, and the model, optimizer or scheduler that it wraps.
+
+    A variable of the recipe may hold the wrapped object, whose state checkpoints hold as well.
+    """
     yield part
     inner: object = None
     if isinstance(part, nn.Module):  # DDP and torch.compile use these names

@@ -75,7 +75,7 @@ def write_receipt(path: Path, receipt: ProofReceipt) -> None:
 
 
 def read_receipt(path: Path) -> ProofReceipt:
-    """Return the receipt in a file.
+    """Return the receipt in a file. A proof never calls this; a benchmark reads receipts with it.
 
     Raises:
         UserError: the file is missing, is not a receipt, or has a different format.

@@ -47,7 +47,10 @@ class Results(StoredRun):
 
 
 def tensors_of_file(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file by name; empty if the file is missing or damaged."""
+    """Return the tensors of a file by name; empty if the file is missing or damaged.
+
+    So a file that only one run lacks is a difference of the runs, and not an error.
+    """
     try:
         return read_tensors(path)
     except UserError:

@@ -129,6 +129,7 @@ class RunObserver:
                 split_sizes=split_sizes,
                 validation_split=run.loaded.validation_split,
                 test_split=run.loaded.test_split,
+                workers=run.all_loaders["train"].num_workers,
                 parts=[*self.kept],
             )
         )
@@ -265,10 +266,9 @@ class RunObserver:
         run: Run,
         model: nn.Module,
     ) -> Iterator[nn.Module]:
-        self.session.begin_evaluation(self.phase_of(run))
-        with original(run, model) as bare_model:
+        phase = self.phase_of(run)
+        with self.session.in_evaluation(phase), original(run, model) as bare_model:
             yield bare_model
-        self.session.end_evaluation()
 
     def phase_of(self, run: Run) -> Phase:
         """Return the phase of the evaluation that is starting."""
@@ -338,6 +338,7 @@ class RunObserver:
         """
         session = self.session
         phase = session.evaluation_phase
+        # A resumed run may rehearse, but the interruption is planned for a real evaluation.
         if phase != "rehearsal":
             self.interrupter.before_evaluation_batch(number, count)
         if not self.reads_tensors:
@@ -389,7 +390,7 @@ def digest_of_batch(batch: Batch) -> str:
 
 
 def sum_and_count(value: Measured) -> tuple[float, int]:
-    """Return the sum and the number of a metric's elements."""
+    """Return the sum, in float64, and the number of the elements of a loss or a metric."""
     if isinstance(value, torch.Tensor):
         return float(value.detach().cpu().double().sum()), value.numel()
     numbers = np.asarray(value, dtype=np.float64)

@@ -1,7 +1,8 @@
 """The state that the observer and the instruments share in an observed process."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -16,8 +17,8 @@ from common.tools.prove.records.base import ObservedRecord, Phase, line_of
 class Session:
     """The observation of one launch on one rank.
 
-    `RunObserver` calls the methods that begin with `begin`, `end` and `note`. The instruments read
-    the attributes.
+    `RunObserver` calls `in_evaluation` and the methods that begin with `begin`, `end` and `note`.
+    The instruments read the attributes.
 
     An instrument is a module with a function `install(session)`, which the probe calls before the
     recipe runs. It wraps functions with `wrap`, and writes an `InstrumentRecord` with `write`.
@@ -52,13 +53,15 @@ class Session:
         """Note the sample indices of the micro-batch that the loop is about to get."""
         self.samples = samples
 
-    def begin_evaluation(self, phase: Phase) -> None:
-        """Note that an evaluation is starting."""
+    @contextmanager
+    def in_evaluation(self, phase: Phase) -> Iterator[None]:
+        """Note the phase of an evaluation during the block; evaluations may be nested."""
+        outer_phase = self.phase
         self.phase = phase
-
-    def end_evaluation(self) -> None:
-        """Note that the evaluation has ended."""
-        self.phase = None
+        try:
+            yield
+        finally:
+            self.phase = outer_phase
 
     @property
     def step(self) -> int:

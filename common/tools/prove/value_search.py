@@ -312,7 +312,10 @@ def is_plain(value: object) -> bool:
 
 
 def can_hold_no_state(value: object) -> bool:
-    """Whether a value can't hold state of the recipe."""
+    """Whether a value can't hold state of the recipe.
+
+    A module counts as well, because `RecipeSearch` searches the recipe's modules on their own.
+    """
     if isinstance(value, (types.ModuleType, TrainingConfig, Accelerator, types.FrameType)):
         return True
     return isinstance(value, (types.BuiltinFunctionType, types.CodeType, types.TracebackType))
@@ -340,7 +343,10 @@ def sample_of(array: torch.Tensor | np.ndarray) -> torch.Tensor | np.ndarray:
 
 
 def state_of_random_generator(value: object) -> object:
-    """Return the state of a random generator; None for other values, and for `SystemRandom`."""
+    """Return the state of a random generator.
+
+    The result is None for other values, and for `SystemRandom`, which has no state.
+    """
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, random.Random):

@@ -114,7 +114,10 @@ class WarmProcess:
 
 
 def imported_modules(recipe: Path) -> list[str]:
-    """Return the modules that a recipe imports, except those in its folder."""
+    """Return the modules that a recipe imports, except those in its folder.
+
+    Each launch imports those in its folder itself, as it does without a fork.
+    """
     names = []
     for node in ast.walk(ast.parse(recipe.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ import torch
 
 from common.run_directory import code_tree
 from common.run_directory.code_tree import CollectedTree, collect_tree
-from common.system.git import commit_of, repository_of
+from common.system.git import ask_git, commit_of, repository_of
 from tests.git_repository import commit_all, git
+from tests.launch import REPOSITORY
 
 # Contents before and after; None: there is no such file.
 EDITS: dict[str, tuple[str | None, str | None]] = {
@@ -199,6 +201,38 @@ def test_git_that_hangs_is_ended(
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr("common.system.git.GIT_SECONDS", 0.05)
     assert repository_of(repository) is None
+
+
+def test_files_that_git_could_not_list_are_not_saved(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They might be in the commit, and a patch that adds them again could not be applied."""
+
+    def ask(folder: Path, *words: str, **limits: int) -> bytes | None:
+        return None if "ls-files" in words else ask_git(folder, *words, **limits)
+
+    monkeypatch.setattr(code_tree, "ask_git", ask)
+    tree = collected(repository).tree
+    assert tree.untracked == []
+    assert "files that git does not track, because git can't list them" in tree.not_saved
+
+
+def test_module_that_is_imported_through_a_link_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file has another path than the repository."""
+    repository = tmp_path / "real"
+    write(repository, {"train.py": "import linked_helper\n"})
+    commit_all(repository)
+    write(repository, {"lib/linked_helper.py": "x = 1\n"})
+    (tmp_path / "link").symlink_to(repository)
+    monkeypatch.syspath_prepend(str(tmp_path / "link" / "lib"))
+    importlib.import_module("linked_helper")
+    try:
+        tree, *_ = code_tree.trees_of_process(repository / "train.py", REPOSITORY)
+    finally:
+        del sys.modules["linked_helper"]
+    assert tree.tree.untracked == ["lib/linked_helper.py"]
 
 
 def test_hook_of_git_does_not_mislead(

@@ -18,7 +18,8 @@ from common.checkpoints.export import keep_initial, load_initial, save_model
 from common.data.images import load_images
 from common.data.sources import find_named
 from common.errors import UserError
-from common.run_directory.init_from import initial_facts, initial_shapes
+from common.run_directory import init_from
+from common.run_directory.init_from import initial_facts, initial_shapes, weights_file
 from common.run_directory.model_records import ImageFormat, InitialFacts
 from recipes.resnet import ResNet
 from tests.local_data import write_image_folder
@@ -76,6 +77,25 @@ def test_damaged_facts_of_published_weights_are_refused(contents: str, published
     require_no_own_class(refused.value)
     assert refused.value.advice == f"pass --init-from {published / 'model.safetensors'}"
     assert initial_facts(str(published / "model.safetensors")) == InitialFacts()
+
+
+@pytest.mark.parametrize("has_same_cache", [True, False])
+def test_rank_on_another_machine_downloads_the_model_itself(
+    published: Path, monkeypatch: pytest.MonkeyPatch, has_same_cache: bool
+) -> None:
+    """Rank 0 names the folder in its own cache, which other machines need not have."""
+    downloads: list[str] = []
+
+    def snapshot_download(name: str, **options: object) -> str:
+        downloads.append(name)
+        return str(published)
+
+    folder_of_rank_zero = published if has_same_cache else published / "nowhere"
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr(init_from, "ask_rank_zero", lambda question: str(folder_of_rank_zero))
+    name = f"owner/resnet-{has_same_cache}"  # a name for each case, because results are cached
+    assert weights_file(name) == published / "model.safetensors"
+    assert downloads == ([] if has_same_cache else [name])
 
 
 def test_damaged_facts_of_a_finished_model_are_refused(published: Path) -> None:

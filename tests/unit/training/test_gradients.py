@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 
 from common.errors import TrainingError, UserError
-from common.training.gradients import GradientGuard
+from common.training.gradients import MAX_SKIPS_IN_A_ROW, GradientGuard
 from common.training.loss_scale import SharedScaler
 
 
@@ -22,10 +22,9 @@ def alone(**others: Any) -> Any:
         device=torch.device("cpu"),
         num_processes=1,
         reduce=lambda tensor, _: tensor,
-        scaler=None,
         unscale_gradients=lambda _: None,
         _optimizers=[],
-        **{"mixed_precision": "no", **others},
+        **{"mixed_precision": "no", "scaler": None, **others},
     )
 
 
@@ -244,6 +243,35 @@ def test_one_optimizer_of_two_networks_skips_for_either(guarded: Any, broken: in
     guarded.optimizer.step()
     assert not guarded.model.first.any()
     assert not guarded.model.second.any()
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+@pytest.mark.parametrize("resumed_after", [None, 10])
+def test_network_that_overflows_in_each_update_ends_the_run(
+    broken: int, resumed_after: int | None
+) -> None:
+    """The finite gradients of the other network do not hide it, also across a resume."""
+    networks = [torch.nn.Linear(2, 1) for _ in range(2)]
+    optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in networks]
+
+    def new_guard() -> GradientGuard:
+        return GradientGuard(alone(scaler=object()), max_grad_norm=1.0, by_layer=False)
+
+    guard = new_guard()
+    for step in range(MAX_SKIPS_IN_A_ROW):
+        guard.check(step, 0.5)
+        for number, (network, optimizer) in enumerate(zip(networks, optimizers, strict=True)):
+            for parameter in network.parameters():
+                value = float("inf") if number == broken else 0.1
+                parameter.grad = torch.full_like(parameter, value)
+            guard.clip(network, optimizer)
+        if step == resumed_after:
+            state = guard.state_dict()
+            guard = new_guard()
+            guard.load_state_dict(state)
+    with pytest.raises(TrainingError, match=f"{MAX_SKIPS_IN_A_ROW} fp16 updates in a row"):
+        guard.check(MAX_SKIPS_IN_A_ROW, 0.5)
+    assert guard.skipped == MAX_SKIPS_IN_A_ROW
 
 
 @pytest.mark.parametrize("is_optimized", [True, False])

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.system.platforms import STOP_SIGNALS
+from common.system.platforms import PARENT_ENDED, STOP_SIGNALS
+from common.training import stop_request
 from common.training.stop_request import StopRequest
 
 
@@ -40,6 +41,18 @@ def test_sighup_is_a_request_to_stop_unless_ignored() -> None:
         request = StopRequest(acts_on_signals)
         os.kill(os.getpid(), signal.SIGHUP)
         assert request.reason is None
+
+
+def test_handler_of_the_launchers_end_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a finished run would swallow the signal that ends a program that goes on."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    monkeypatch.setattr(stop_request, "signal_when_parent_ends", lambda: None)
+    monkeypatch.setattr(stop_request, "is_orphan", lambda: False)
+    before = signal.getsignal(PARENT_ENDED)
+    request = StopRequest(acts_on_signals=True)
+    assert signal.getsignal(PARENT_ENDED) == request.receive
+    request.release()
+    assert signal.getsignal(PARENT_ENDED) == before
 
 
 def test_signal_handlers_are_restored_and_threads_set_none() -> None:

@@ -23,6 +23,8 @@ from common.run_directory.stored_run import parsed_objective
 from common.tools.compare.readers.run_record import RunRecord, chartable_numbers, merge_rows
 from common.track.flat_config import unflat
 
+# Seconds for the command that reads an offline folder. It takes a few, except for huge files.
+INSPECTION_SECONDS = 300.0
 # The status of a run, by W&B's word for it. Other words, such as "crashed", are failures.
 STATUS_BY_WANDB_STATE: dict[str, RunStatus] = {
     "finished": "finished",
@@ -47,14 +49,21 @@ def inspect_offline(file: Path, *flags: str) -> str:
         UserError: the command can't read the file.
     """
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *flags, str(file)]
-    completed = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300)
-    if completed.returncode or not completed.stdout.strip():
-        lines = completed.stderr.strip().splitlines() or ["wandb prints nothing about it"]
-        raise UserError(
-            f"{file} can't be read as a W&B run ({lines[-1]})",
-            advice="copy the file again from its source, update wandb, or leave this run out",
+    try:
+        completed = subprocess.run(
+            command, capture_output=True, encoding="utf-8", timeout=INSPECTION_SECONDS
         )
-    return completed.stdout
+    except subprocess.TimeoutExpired:
+        reason = f"wandb has not read it within {INSPECTION_SECONDS:g} seconds"
+    else:
+        if completed.returncode == 0 and completed.stdout.strip():
+            return completed.stdout
+        lines = completed.stderr.strip().splitlines() or ["wandb prints nothing about it"]
+        reason = lines[-1]
+    raise UserError(
+        f"{file} can't be read as a W&B run ({reason})",
+        advice="copy the file again from its source, update wandb, or leave this run out",
+    )
 
 
 @contextmanager

@@ -183,7 +183,10 @@ def checked_evaluations(run: ObservedRun, trusted: Collection[str] | None = None
 
 
 def correct_figures(run: ObservedRun) -> set[str]:
-    """Return the names of the figures that agree with their outcomes in each evaluation."""
+    """Return the names of the figures that agree with their outcomes in each evaluation.
+
+    `checked_evaluations` trusts only these names in a run on several processes.
+    """
     correct: set[str] = set()
     wrong_or_unknown: set[str] = set()
     for record in run.processes[0].of(ObservedEvaluation):
@@ -239,7 +242,10 @@ def split_passes_of_evaluation(run: ObservedRun, evaluated: ObservedEvaluation) 
 
 
 def calls_model_several_times(run: ObservedRun, evaluated: ObservedEvaluation) -> bool:
-    """Whether an evaluation calls the model more than once for each batch that it reads."""
+    """Whether an evaluation calls the model more often than it reads batches.
+
+    Then its figures may come from outputs that no loss got, so they may differ from the outcomes.
+    """
     for _, record in run.all(EvaluatedRows):
         is_of_evaluation = (record.step, record.phase) == (evaluated.step, evaluated.phase)
         if is_of_evaluation and record.calls > record.batches:

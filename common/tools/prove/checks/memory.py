@@ -6,7 +6,11 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from common.tools.prove.bench import Bench
-from common.tools.prove.records.instrument_records import GrowingTensors, MemoryInUse
+from common.tools.prove.records.instrument_records import (
+    GrowingGraph,
+    GrowingTensors,
+    MemoryInUse,
+)
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.steady import eventful_run, steady_run
 from common.tools.prove.verdicts import Check, Verdict
@@ -81,7 +85,7 @@ def judge_memory(bench: Bench) -> Verdict:
 def verdict_of(
     run: ObservedRun, unit: str = "update", limits: Mapping[str, float] = MAX_GROWTH
 ) -> Verdict:
-    """Compare the growth of each type of memory with the limit, and name tensors that accumulate.
+    """Compare the growth of each type of memory with the limit, and name what accumulates.
 
     Args:
         unit: the event with which memory may grow, for the message: "update" or "evaluation".
@@ -93,7 +97,8 @@ def verdict_of(
         return Verdict(None, "the run is too short to tell growth from the warm-up")
     growths = growths_of(measurements, limits)
     compared = ", ".join(growth.in_words(unit) for growth in growths)
-    causes = [growth_in_words(tensors) for tensors in run.processes[0].of(GrowingTensors)]
+    causes = [growth_of_graph(graph) for graph in run.processes[0].of(GrowingGraph)]
+    causes += [growth_of_tensors(tensors) for tensors in run.processes[0].of(GrowingTensors)]
     too_much = [growth for growth in growths if growth.is_too_much]
     if not too_much:
         first_step = measurements[0].step
@@ -168,7 +173,15 @@ def slopes_between(steps: Sequence[float], values: Sequence[float]) -> list[floa
     return slopes
 
 
-def growth_in_words(tensors: GrowingTensors) -> str:
+def growth_of_graph(graph: GrowingGraph) -> str:
+    """Return a sentence about a variable that keeps the graphs of earlier updates."""
+    return (
+        f"{graph.variable} holds a graph of gradients that grew by {graph.more:,} to "
+        f"{graph.nodes:,} operations"
+    )
+
+
+def growth_of_tensors(tensors: GrowingTensors) -> str:
     """Return a sentence about tensors whose number grows, and the variable that holds them."""
     size = " × ".join(str(length) for length in tensors.shape) or "a single value"
     return (

@@ -186,7 +186,7 @@ def run_in_float64(
     try:
         return run_with_layout(bench, name, layout, in_float64=True, **options)
     except RunFailedError as problem:
-        run_with_layout(bench, name, layout, **options)
+        run_with_layout(bench, name, layout, **options)  # raises an error if it fails in fp32, too
         raise NoFloat64Error(
             "batch norm amplifies rounding, so the updates have to be compared in float64, in "
             f"which the recipe fails: {problem}"

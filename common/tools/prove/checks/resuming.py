@@ -2,15 +2,20 @@
 
 import random
 
-from common.tools.prove.bench import Bench, RunSpec
-from common.tools.prove.causes import causes_after_resume, causes_of_lost_state
-from common.tools.prove.differences import first_difference
+from common.tools.prove.bench import Bench, RunFailedError, RunSpec
+from common.tools.prove.causes import (
+    causes_after_resume,
+    causes_in_workers,
+    causes_of_lost_state,
+)
+from common.tools.prove.differences import Difference, first_difference
+from common.tools.prove.flags import as_words
 from common.tools.prove.launch_plan import PlannedInterruption
 from common.tools.prove.records.base import Manner
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.records.run_records import Interrupted, ObservedEvaluation, Saved
 from common.tools.prove.results import Results, differences_of_results
-from common.tools.prove.verdicts import Check, Verdict, failed_verdict
+from common.tools.prove.verdicts import Cause, Check, Verdict, failed_verdict
 
 MANNERS: tuple[Manner, ...] = ("update", "update", "save", "evaluation", "stop")
 MANNERS_IN_WORDS: dict[Manner, str] = {
@@ -38,6 +43,8 @@ def judge_resuming(bench: Bench) -> Verdict:
     differing_record = first_difference(reference, interrupted)
     if differing_record is not None or differing_results:
         causes = causes_after_resume(reference, interrupted, differing_record)
+        if differing_record is not None and is_of_worker(differing_record, reference):
+            causes = [*causes_without_workers(bench), *causes]
         return failed_verdict(compared, causes, differing_results)
     lost_state = causes_of_lost_state(reference, interrupted)
     if lost_state:
@@ -52,6 +59,28 @@ def judge_resuming(bench: Bench) -> Verdict:
             "evaluations and checkpoints",
         )
     return Verdict(True, compared)
+
+
+def is_of_worker(difference: Difference, reference: ObservedRun) -> bool:
+    """Whether a difference is in the contents of a batch that a worker process has made."""
+    return difference.subject == "batch" and reference.started.workers > 0
+
+
+def causes_without_workers(bench: Bench) -> list[Cause]:
+    """Run the check's two runs again without worker processes; see `causes_in_workers`.
+
+    The list is empty if the recipe fails without workers, or resumes to the same bits.
+    """
+    flags = as_words(num_workers=0)
+    interruptions = interrupted_spec(bench).interruptions
+    try:
+        reference = bench.run(RunSpec("reference-without-workers", flags))
+        interrupted = bench.run(
+            RunSpec("interrupted-without-workers", flags, interruptions=interruptions)
+        )
+    except RunFailedError:
+        return []
+    return causes_in_workers(reference, interrupted)
 
 
 def interrupted_spec(bench: Bench) -> RunSpec:

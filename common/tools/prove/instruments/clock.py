@@ -19,6 +19,7 @@ from common.tools.prove.session import Session
 
 
 def install(session: Session) -> None:
+    """Install the instrument. The probe calls this before the recipe runs."""
     clock = Clock(session)
     session.wrap(Meters, "end_interval", clock.around_end_interval)
     session.wrap(saving, "save", clock.around_save)

@@ -27,6 +27,7 @@ from common.tools.prove.session import Session
 
 
 def install(session: Session) -> None:
+    """Install the instrument. The probe calls this before the recipe runs."""
     observer = EvaluatedRowsObserver(session)
     session.wrap(Run, "evaluating", observer.around_evaluating)
     session.wrap(Loader, "make_batches", observer.around_make_batches)
@@ -62,8 +63,8 @@ class Evaluation:
         """Return the samples of a split in batches that have not reached the model.
 
         A batch counts only if the model was not called before the next batch, and did not get the
-        batch's values later. If the model got no known values at all, the recipe changes them
-        before each call, and nothing can be told.
+        batch's values later. The result is empty if nothing can be told: if the recipe reads all
+        batches before it calls the model, or if it changes all values before the model gets them.
         """
         known = {digest for batch in self.batches for digest in batch.digests.values()}
         if not self.is_batch_by_batch or known.isdisjoint(self.model_inputs):

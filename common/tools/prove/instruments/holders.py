@@ -90,8 +90,7 @@ def container_ids(frame: FrameType, folder: Path) -> Iterator[int]:
 def recipe_containers(frame: FrameType, folder: Path) -> Iterator[tuple[Container, str]]:
     """Yield the containers that a variable of the recipe holds, itself or as an attribute.
 
-    Containers within other containers are left out. The variables are the locals of the recipe's
-    functions that are running, and the globals of its modules.
+    Containers within other containers are left out.
 
     Args:
         frame: the innermost running function.
@@ -100,23 +99,43 @@ def recipe_containers(frame: FrameType, folder: Path) -> Iterator[tuple[Containe
     Yields:
         A container, and its name in words.
     """
+    for name, value in recipe_variables(frame, folder):
+        if isinstance(value, CONTAINERS):
+            yield value, f"the {type(value).__name__} {name}"
+
+
+def recipe_variables(frame: FrameType, folder: Path) -> Iterator[tuple[str, object]]:
+    """Yield the variables of the recipe, and the attributes of the objects in them.
+
+    The variables are the locals of the recipe's functions that are running, and the globals of its
+    modules.
+
+    Args:
+        frame: the innermost running function.
+        folder: the recipe's folder.
+
+    Yields:
+        A name in words, such as "`model.scale` of main in train.py", and a value.
+    """
     for caller in callers(frame):
         if is_within(caller, folder):
             code = caller.f_code
-            owner = f" of {code.co_name} in {Path(code.co_filename).name}"
+            place = f" of {code.co_name} in {Path(code.co_filename).name}"
             if code.co_name == "<module>":
-                owner = f" in {Path(code.co_filename).name}"
+                place = f" in {Path(code.co_filename).name}"
             for name, value in [*caller.f_locals.items()]:
-                yield from containers(name, value, owner)
+                yield from variable_with_attributes(name, value, place)
     for module in [*sys.modules.values()]:
         source = getattr(module, "__file__", None)
         if isinstance(source, str) and Path(source).resolve().parent == folder:
             for name, value in [*vars(module).items()]:
-                yield from containers(name, value, f" in {Path(source).name}")
+                yield from variable_with_attributes(name, value, f" in {Path(source).name}")
 
 
 def tensors_in_bounded_deques(frame: FrameType, folder: Path) -> Iterator[torch.Tensor]:
     """Yield the tensors that a recipe keeps in a `deque` with a `maxlen`, also within tuples.
+
+    Their number is bounded, so the check of memory does not count them.
 
     Args:
         frame: the innermost running function.
@@ -134,15 +153,13 @@ def is_within(frame: FrameType, folder: Path) -> bool:
     return Path(frame.f_code.co_filename).resolve().parent == folder
 
 
-def containers(name: str, value: object, owner: str) -> Iterator[tuple[Container, str]]:
-    """Yield a variable's containers and their names: the value itself, or its attributes.
+def variable_with_attributes(name: str, value: object, place: str) -> Iterator[tuple[str, object]]:
+    """Yield a variable, and the attributes of the object in it, by their names in words.
 
     Args:
-        owner: the end of the name, which says where the variable is.
+        place: the end of each name, which says where the variable is.
     """
-    if isinstance(value, CONTAINERS):
-        yield value, f"the {type(value).__name__} `{name}`{owner}"
-    elif hasattr(value, "__dict__") and not isinstance(value, (ModuleType, type)):
+    yield f"`{name}`{place}", value
+    if hasattr(value, "__dict__") and not isinstance(value, (*CONTAINERS, ModuleType, type)):
         for attribute, content in [*vars(value).items()]:
-            if isinstance(content, CONTAINERS):
-                yield content, f"the {type(content).__name__} `{name}.{attribute}`{owner}"
+            yield f"`{name}.{attribute}`{place}", content

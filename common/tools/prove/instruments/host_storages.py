@@ -1,4 +1,8 @@
-"""Remembers which tensors are on the host, where a CPU stands in for an accelerator."""
+"""Remembers which tensors are on the host, where a CPU stands in for an accelerator.
+
+The loop waits if it reads a tensor of the device, but not if it reads one of the host. On a CPU,
+the tensors themselves do not tell which is which.
+"""
 
 from collections.abc import Iterator
 

@@ -21,6 +21,7 @@ from common.training.sharding import ShardingAccelerator
 
 
 def install(session: Session) -> None:
+    """Install the instrument. The probe calls this before the recipe runs."""
     session.wrap(ShardingAccelerator, "prepare_model", prepare_in_float64)
     session.wrap(Run, "keep", keep_in_float64)
     session.wrap(Loader, "make_batches", batches_in_float64)

@@ -44,6 +44,7 @@ LARGEST_MEAN = 1e150  # the largest recorded mean of a sample; sums of its squar
 
 
 def install(session: Session) -> None:
+    """Install the instrument. The probe calls this before the recipe runs."""
     observer = LossObserver(session)
     session.wrap(Loader, "make_batches", observer.around_make_batches)
     for name in (*CLASS_LOSSES, *BINARY_LOSSES, *DISTANCES):
@@ -129,7 +130,7 @@ class LossObserver:
         value = float(result.detach().double().mean())
         ignored = ignored_label(named)
         if self.batch is None:
-            if result.requires_grad:
+            if result.requires_grad:  # other losses do not train
                 self.write_training_loss(function, value, input, target, ignored)
             return result
         losses = None

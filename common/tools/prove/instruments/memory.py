@@ -2,7 +2,8 @@
 
 It writes `MemoryInUse`. The allocator's figure is exact to the byte, where the system's C library
 reports it. Resident memory also includes freed memory that the allocator keeps. After the last
-update, it writes `GrowingTensors` for each dtype and shape of tensors whose number keeps growing.
+update, it writes `GrowingTensors` for each dtype and shape of tensors whose number keeps growing,
+and `GrowingGraph` for each variable whose graph of gradients does.
 
 Tensors in a `deque` of the recipe with a `maxlen` are left out, because their number is bounded.
 """
@@ -21,8 +22,13 @@ import torch
 from common.checkpoints.shards import is_sharded
 from common.run import Run
 from common.system.devices import allocated_bytes
+from common.tools.prove.instruments.graphs import graph_sizes
 from common.tools.prove.instruments.holders import holder_in_words, tensors_in_bounded_deques
-from common.tools.prove.records.instrument_records import GrowingTensors, MemoryInUse
+from common.tools.prove.records.instrument_records import (
+    GrowingGraph,
+    GrowingTensors,
+    MemoryInUse,
+)
 from common.tools.prove.session import Session
 
 MEASURED_EVERY = 5  # updates; each measured update has a log line, where the run adds up its values
@@ -32,6 +38,7 @@ TensorType = tuple[str, tuple[int, ...]]  # the dtype and the shape
 
 
 def install(session: Session) -> None:
+    """Install the instrument. The probe calls this before the recipe runs."""
     observer = MemoryObserver(session)
     session.wrap(Run, "record", observer.around_record)
 
@@ -42,7 +49,10 @@ class MemoryObserver:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.process = psutil.Process()
-        self.first_counts: Counter[TensorType] | None = None  # at the first measurement
+        # At the first measurement:
+        self.first_counts: Counter[TensorType] | None = None
+        self.first_graph_sizes: dict[str, int] = {}
+        self.first_step = 0
 
     def around_record(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
@@ -56,7 +66,7 @@ class MemoryObserver:
             self.measure(run, step)
 
     def measure(self, run: Run, step: int) -> None:
-        """Write the memory in use; at the last measurement, also write the growing tensors."""
+        """Write the memory in use; at the last measurement, also write what keeps growing."""
         gc.collect()
         folder = Path(run.context.recipe_file).resolve().parent
         bounded_ids = {id(tensor) for tensor in tensors_in_bounded_deques(sys._getframe(), folder)}
@@ -74,10 +84,27 @@ class MemoryObserver:
         )
         if self.first_counts is None:
             self.first_counts = counts
+            self.first_graph_sizes = graph_sizes(sys._getframe(), folder)
+            self.first_step = step
         elif step + MEASURED_EVERY > run.plan.total_steps:
-            self.write_growing(counts, tensors, step, folder)
+            self.write_growing_graphs(step, folder)
+            self.write_growing_tensors(counts, tensors, step, folder)
 
-    def write_growing(
+    def write_growing_graphs(self, step: int, folder: Path) -> None:
+        """Write the variables whose graph has grown by an operation or more in each update.
+
+        Args:
+            step: the current update.
+            folder: the recipe's folder.
+        """
+        for variable, nodes in graph_sizes(sys._getframe(), folder).items():
+            more = nodes - self.first_graph_sizes.get(variable, nodes)
+            if more >= step - self.first_step:
+                self.session.write(
+                    GrowingGraph(step=step, variable=variable, nodes=nodes, more=more)
+                )
+
+    def write_growing_tensors(
         self, counts: Counter[TensorType], tensors: list[torch.Tensor], step: int, folder: Path
     ) -> None:
         """Write the types of tensors whose number grows most since the first measurement.

@@ -4,6 +4,9 @@ In the first micro-batch, it computes the gradient of each module's first output
 to the module's inputs. If the gradient of another row is not zero, the module mixes samples. Batch
 norm is left out: `updates.py` records it by its class.
 
+Such a module's outputs depend on how an update is divided into micro-batches. So a difference
+between two divisions may be no mistake.
+
 It writes a `MixingModule` for each class. Modules are skipped if their inputs have no gradient or
 no row for each sample. It does not look into compiled, sharded or recomputed models, where such a
 gradient would run more than the module itself.
@@ -24,6 +27,7 @@ from common.training.unequal_weights import networks_of
 
 
 def install(session: Session) -> None:
+    """Install the instrument. The probe calls this before the recipe runs."""
     observer = MixingObserver(session)
     session.wrap(Run, "start", observer.around_start)
     session.wrap(Run, "record", observer.around_record)

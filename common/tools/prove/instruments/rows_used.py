@@ -22,6 +22,7 @@ from common.tools.prove.session import Session
 
 
 def install(session: Session) -> None:
+    """Install the instrument. The probe calls this before the recipe runs."""
     observer = RowObserver(session)
     session.wrap(Loader, "epoch", observer.around_epoch)
     session.wrap(Run, "start", observer.around_start)

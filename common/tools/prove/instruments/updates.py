@@ -33,6 +33,7 @@ COMPARED_UPDATE = 3
 
 
 def install(session: Session) -> None:
+    """Install the instrument. The probe calls this before the recipe runs."""
     observer = UpdateObserver(session)
     session.wrap(Run, "start", observer.around_start)
     session.wrap(Run, "clip_grad_norm_", observer.around_clip_grad_norm)
@@ -70,7 +71,10 @@ class UpdateObserver:
     def around_clip_grad_norm(
         self, original: Callable[..., None], run: Run, model: nn.Module, optimizer: Optimizer
     ) -> None:
-        """Remember the norm of the gradients before they are clipped."""
+        """Remember the norm of the gradients before they are clipped.
+
+        Clipping makes large norms equal, which would hide gradients of the wrong size.
+        """
         bare = bare_optimizer(optimizer)
         self.unclipped_norms[id(bare)] = gradient_norm(bare)
         original(run, model, optimizer)

@@ -22,9 +22,9 @@ THIS_LIBRARY = f"{Path(str(common.__file__)).parent}{os.sep}"
 
 
 def calling_frame(frame: FrameType, observer: str) -> FrameType | None:
-    """Return the innermost frame whose code is neither in a library nor the observer's.
+    """Return the frame of the line that waits: the innermost outside libraries and the observer.
 
-    Returns None if one of torch's optimizers reads a value.
+    Returns None if one of torch's optimizers reads a value, or if there is no such frame.
 
     Args:
         observer: the file of the module that observes waits, whose frames are on the stack.
@@ -40,7 +40,7 @@ def calling_frame(frame: FrameType, observer: str) -> FrameType | None:
 
 
 def users_frame(frame: FrameType, recipe: Path) -> FrameType | None:
-    """Return the frame of the user's code that led to a frame, or None.
+    """Return the frame of the user's code that led to a frame; None if no code of the user did.
 
     This is a frame of the recipe's file if there is one, and otherwise the nearest frame.
     """

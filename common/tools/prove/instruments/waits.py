@@ -80,6 +80,7 @@ SYNCHRONIZING = (torch.cuda, torch.accelerator)
 
 
 def install(session: Session) -> None:
+    """Install the instrument. The probe calls this before the recipe runs."""
     observer = WaitObserver(session)
     session.wrap(Run, "batches", observer.around_batches)
     session.wrap(Run, "log", observer.around_log)
@@ -127,7 +128,10 @@ class WaitObserver:
         evaluations: Evaluations,
         *arguments: object,
     ) -> Iterator[nn.Module]:
-        """Ignore waits from the beginning of an evaluation until its figures are logged."""
+        """Ignore waits from the beginning of an evaluation until its figures are logged.
+
+        An evaluation may wait: its figures have to be read.
+        """
         self.is_evaluating = True
         with original(evaluations, *arguments) as bare_model:
             yield bare_model

@@ -19,7 +19,8 @@ class SampleMixing(InstrumentRecord):
 
     record_type: Literal["sample_mixing"] = "sample_mixing"
     layers: list[str]  # the class names of the batch norms
-    couples_samples: bool  # whether the recipe declares that its loss couples samples
+    # Whether the recipe declares that a sample's loss depends on other samples of the micro-batch.
+    couples_samples: bool
 
 
 class MixingModule(InstrumentRecord):
@@ -158,6 +159,15 @@ class GrowingTensors(InstrumentRecord):
     count: int  # the number at the last measurement
     more: int  # how many were added since the first measurement
     holder: str  # the variable that holds them, in words
+
+
+class GrowingGraph(InstrumentRecord):
+    """A variable whose graph of gradients keeps growing."""
+
+    record_type: Literal["growing_graph"] = "growing_graph"
+    variable: str  # in words, such as "`total` of main in train.py"
+    nodes: int  # the operations in the graph at the last measurement
+    more: int  # how many were added since the first measurement
 
 
 class Wait(InstrumentRecord):

@@ -14,6 +14,7 @@ from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import (
     EvaluatedRows,
     EvaluationLoss,
+    GrowingGraph,
     GrowingTensors,
     LogInterval,
     MemoryInUse,
@@ -59,6 +60,7 @@ AnyObservedRecord = (
     | LogInterval
     | MemoryInUse
     | GrowingTensors
+    | GrowingGraph
     | Wait
 )
 RECORD: TypeAdapter[AnyObservedRecord] = TypeAdapter(

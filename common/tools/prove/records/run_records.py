@@ -21,6 +21,7 @@ class Started(ObservedRecord):
     split_sizes: dict[str, int]  # the number of samples that this proof uses, by split
     validation_split: str
     test_split: str
+    workers: int  # worker processes that make the training batches
     parts: list[str]  # the names that the recipe passed to `run.keep`
 
 

@@ -23,6 +23,7 @@ from common.tools.compare.command import main
 from common.tools.compare.comparison import compare
 from common.tools.compare.figures import FIGURES
 from common.tools.compare.output_formats import as_json
+from common.tools.compare.readers import wandb_runs
 from common.tools.compare.readers.sources import read_runs
 from common.tools.compare.readers.wandb_runs import record_of
 from common.tools.compare.table import as_markdown, notes, show, table_cells, unfair_warnings
@@ -318,6 +319,16 @@ def test_damaged_or_missing_runs_are_named(tmp_path: Path) -> None:
         assert Path(source).name in refused.value.message
     with pytest.raises(UserError, match="there is no folder nowhere"):
         read_runs(["nowhere"])
+
+
+def test_command_of_wandb_that_hangs_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is one sentence, and not a traceback."""
+    monkeypatch.setattr(wandb_runs, "INSPECTION_SECONDS", 0.001)
+    (tmp_path / "run-1.wandb").write_text("")
+    with pytest.raises(UserError, match=r"can't be read as a W&B run \(wandb has not read it"):
+        read_runs([str(tmp_path)])
 
 
 def test_incomplete_line_and_replayed_steps_are_resolved(tmp_path: Path) -> None:

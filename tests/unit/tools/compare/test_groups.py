@@ -267,6 +267,24 @@ def test_single_runs_get_no_verdict(tmp_path: Path) -> None:
         assert word not in as_markdown(comparison)
 
 
+@pytest.mark.parametrize("in_training", [False, True])
+@pytest.mark.parametrize("is_unfinished_first", [False, True])
+def test_standard_error_is_that_of_a_finished_run(
+    tmp_path: Path, is_unfinished_first: bool, in_training: bool
+) -> None:
+    """An unfinished run of the group has neither its value nor its standard error there."""
+    (baseline,) = write_seeds(tmp_path / "a", LOW[:1])
+    changes = {"config.dropout": 0.1}
+    (finished,) = write_seeds(tmp_path / "b", HIGH[:1], changes)
+    other_seed = {"config.dropout": 0.1, "config.seed": 1}
+    unfinished = write_run(tmp_path / "c", other_seed, rows([0.1]), {}, status="preempted")
+    group = [unfinished, finished] if is_unfinished_first else [finished, unfinished]
+    expected = verdicts_of(compared([baseline], [finished]), in_training=in_training)
+    verdicts = verdicts_of(compared([baseline], group), in_training=in_training)
+    assert [verdict.text for verdict in verdicts] == [verdict.text for verdict in expected]
+    assert "standard errors of the samples" in verdicts[0].text
+
+
 def test_many_single_runs_share_one_sentence(tmp_path: Path) -> None:
     """One sentence stands for all pairs of single runs, which have no verdicts."""
     sources = [

@@ -44,6 +44,7 @@ def started(
         split_sizes={"train": training_samples, "validation": evaluation_samples},
         validation_split="validation",
         test_split="validation",
+        workers=0,
         parts=["model"],
     )
 

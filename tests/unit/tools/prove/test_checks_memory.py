@@ -14,9 +14,14 @@ import torch
 
 from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
+from common.tools.prove.instruments.graphs import graph_sizes
 from common.tools.prove.instruments.holders import holder_in_words, tensors_in_bounded_deques
 from common.tools.prove.instruments.memory import bytes_in_use, live_tensors, storage_bytes
-from common.tools.prove.records.instrument_records import GrowingTensors, MemoryInUse
+from common.tools.prove.records.instrument_records import (
+    GrowingGraph,
+    GrowingTensors,
+    MemoryInUse,
+)
 from tests.unit.tools.prove.made_up_records import run_with
 
 KEPT: list[torch.Tensor] = []
@@ -168,6 +173,47 @@ def test_tensors_in_a_bounded_deque_are_found() -> None:
     found = [*tensors_in_bounded_deques(sys._getframe(), folder)]
     assert [len(tensor) for tensor in found] == [1, 2]
     assert len(recent) == len(kept)
+
+
+class Totals:
+    def __init__(self) -> None:
+        self.loss: torch.Tensor = torch.zeros(())
+
+
+@pytest.mark.parametrize("updates", [1, 4, 30])
+def test_graph_of_a_loss_that_is_added_up_grows(updates: int) -> None:
+    """A variable and an attribute keep all graphs; a detached total and the last loss do not."""
+    folder = Path(__file__).resolve().parent
+    weight = torch.ones(3, requires_grad=True)
+    total = detached = last_loss = torch.zeros(())
+    totals = Totals()
+    for _ in range(updates):
+        last_loss = weight.square().sum()
+        last_loss.backward()
+        total = total + last_loss
+        totals.loss = totals.loss + last_loss
+        detached = detached + last_loss.detach()
+    sizes = graph_sizes(sys._getframe(), folder)
+    place = f" of {sys._getframe().f_code.co_name} in test_checks_memory.py"
+    assert sizes == {
+        f"`last_loss`{place}": 3,  # sum, square, and the node that adds up the weight's gradient
+        f"`total`{place}": 3 * updates + 1,  # the node of the weight is shared
+        f"`totals.loss`{place}": 3 * updates + 1,
+    }
+    assert float(detached) == 3 * updates
+
+
+def test_growing_graph_is_named_first() -> None:
+    graph = GrowingGraph(step=65, variable="`total` of main in train.py", nodes=1200, more=1100)
+    tensors = GrowingTensors(
+        step=65, dtype="float32", shape=[], count=60, more=50, holder="no variable of the recipe"
+    )
+    growing = notes({"in_use": lambda step: 0.05 * MEBIBYTE * step})
+    verdict = verdict_of(run_with([*growing, tensors, graph]))
+    assert verdict.causes[0] == (
+        "`total` of main in train.py holds a graph of gradients that grew by 1,100 to 1,200 "
+        "operations"
+    )
 
 
 def test_live_tensors_are_counted() -> None:
