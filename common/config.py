@@ -113,6 +113,12 @@ class TrainingConfig(Freezable):
     config: str | None = once(None)  # A config.json of an earlier run to repeat; flags override it.
 
     def validate(self) -> None:
-        """Reject flags that contradict each other, before any data or model is loaded."""
+        """Reject flags that contradict each other, before any data or model is loaded.
+
+        `parse_config` calls this. A recipe's `Config` may override it to check its own flags too.
+
+        Raises:
+            UserError: two flags contradict each other.
+        """
         if self.evaluate_only and self.init_from is None:
             raise UserError("--evaluate-only needs a model", advice="add --init-from runs/NAME")

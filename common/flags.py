@@ -113,7 +113,10 @@ def words_of_flag(name: str, value: object) -> list[str]:
 
 
 def advice_to_omit(config: object, name: str) -> str:
-    """Return the advice not to set a flag, which a command or the file of its `--config` sets."""
+    """Return the advice to leave a flag out of the command.
+
+    With `--config`, the flag may come from that file, so the advice names the file as well.
+    """
     config_file = getattr(config, "config", None)
     if config_file is None:
         return f"leave {spelled(name)} out"
@@ -195,7 +198,7 @@ def expected_text(config_class: type, name: str, value: str) -> str | None:
     """Return the texts that a flag allows, in words; None if it allows `value`.
 
     An empty text is probably a variable of the shell that is not set. As a path, it would be the
-    current directory.
+    current directory. It is allowed only if it is the flag's default.
     """
     if not value.strip() and value != getattr(config_class, name, None):
         return "text that is not empty, or leave the flag out"
@@ -245,11 +248,12 @@ def is_name(value: str) -> bool:
 def from_json(
     config_class: type, values: Mapping[str, object], source: str, advice: str | None = None
 ) -> dict[str, Any]:
-    """Return flags that JSON holds, with tuples instead of its lists.
+    """Return the flags of a `config.json`, for `--config` and `--resume`, with tuples for lists.
 
     The values have the types of their flags, so that they can be passed to `config_class`.
 
     Args:
+        values: only flags that `config_class` has.
         source: the file that a message names.
         advice: what to do about a wrong value; None: replace it in the file.
 

@@ -111,11 +111,17 @@ class Run:
         return loaders["train"], loaders[loaded.validation_split], loaders[loaded.test_split]
 
     def make_plan(self, train_loader: Loader, default_epochs: Mapping[str, int]) -> None:
-        """Settle the length of the run.
+        """Settle the length of the run, and when it logs, evaluates and saves.
+
+        The result is `run.plan`. The recipe needs it for its learning-rate schedule.
 
         Args:
             default_epochs: the number of epochs where no flag states one, by the name of the data
                 set, with ``"other"`` for all other data sets.
+
+        Raises:
+            UserError: the loader is one of an evaluation, or neither a flag nor `default_epochs`
+                states the epochs.
         """
         order = training_order_of(train_loader, "run.make_plan(train_loader, DEFAULT_EPOCHS)")
         plan = Plan(self.config, order, self.data.name, default_epochs)
@@ -138,6 +144,8 @@ class Run:
         **others: Stateful | None,
     ) -> None:
         """Name the parts that each checkpoint saves.
+
+        This also prepares the optimizers to skip updates with non-finite gradients.
 
         Args:
             others: further parts with ``state_dict`` and ``load_state_dict``, such as a second
@@ -163,18 +171,22 @@ class Run:
         *,
         couples_samples: bool = False,
     ) -> None:
-        """Restore the checkpoint of a resumed run, open the logs, and show the plan of the run.
+        """Load weights, restore the checkpoint of a resumed run, open the logs, and show the plan.
+
+        This is the last call before the loop. The weights are those of `--init-from`. From now on,
+        no flag can change.
 
         Args:
             description: the model's ``name``, and whatever else is needed to build it again.
-            compute_loss: the recipe's loss, to count the operations of a sample and to try batch
-                sizes.
+            compute_loss: the recipe's loss, to count the operations of a sample for ``perf/mfu``,
+                and to try batch sizes for `--auto-batch-size`.
             couples_samples: whether a sample's loss depends on the other samples of its
                 micro-batch, as in contrastive learning. Then `--auto-batch-size` is refused.
 
         Raises:
             UserError: the description has no name, `--auto-batch-size` does not suit the loss, or
                 the initial weights or the checkpoint do not fit this run.
+            TrainingError: with `--auto-batch-size`, not even one sample fits into memory.
         """
         require_name(description)
         loaded = self.loaded
@@ -205,7 +217,7 @@ class Run:
 
     @property
     def should_evaluate(self) -> bool:
-        """Whether an evaluation is due at the current step and has not been made yet."""
+        """Whether an evaluation, or its rehearsal, is due now and has not been made yet."""
         return self.evaluations.is_due(self.plan, self.loaded)
 
     def evaluating(self, model: nn.Module) -> AbstractContextManager[nn.Module]:
@@ -220,7 +232,15 @@ class Run:
         return self.evaluations.evaluating(model, lambda: saving.save_and_leave(self._started))
 
     def log(self, evaluation: Metrics) -> None:
-        """Log an evaluation that was due. If it is the best, save its model in the background."""
+        """Log an evaluation that was due. If it is the best, save its model in the background.
+
+        With `--keep last`, no model is saved here. The figures of a rehearsal are only checked.
+
+        Raises:
+            UserError: the figures are not a dictionary, or lack the objective; or in a rehearsal,
+                a figure is a mean where the recipe should have passed a total.
+            TrainingError: the weights to save differ between ranks.
+        """
         self.evaluations.log(evaluation, self.loaded.validation_split, self.kept)
 
     @property
@@ -229,14 +249,21 @@ class Run:
         return self.loaded.early_stopping.decide(self.progress.global_step)
 
     def clip_grad_norm_(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Clip the gradients' global norm in place; skip the update if the norm is not finite."""
+        """Clip the gradients' global norm in place; skip the update if the norm is not finite.
+
+        Such an update would ruin the weights.
+
+        Raises:
+            UserError: a parameter was unfrozen, and no optimizer updates it.
+        """
         self._loop.clip(model, optimizer)
 
     def record(self, loss: torch.Tensor | float, metrics: Metrics | None = None) -> None:
-        """Record a micro-batch, and write a log line when an interval is over.
+        """Record a micro-batch. After the last one of an update, count the update.
 
-        Most calls do not wait for the device. A log line does, and so do the checks that are due
-        from time to time.
+        When a log interval is over, this also writes a log line. About once a second, all ranks
+        agree on whether to stop. Most calls do not wait for the device. A log line does, and so do
+        the checks that are due from time to time.
 
         Args:
             loss: the mean loss of the micro-batch.
@@ -263,7 +290,13 @@ class Run:
         return saving.is_due(self.context, self.plan)
 
     def save(self) -> None:
-        """Save a checkpoint: copy the state now, and write it in the background."""
+        """Save a checkpoint: copy the state now, and write it in the background.
+
+        A second call after the same update saves nothing.
+
+        Raises:
+            TrainingError: an update had non-finite gradients, or the weights differ between ranks.
+        """
         saving.save(self._started)
 
     # After the loop
@@ -272,16 +305,20 @@ class Run:
         """Load the weights that `model` had at its best evaluation.
 
         The model keeps its last weights with `--keep last`, or if there was no evaluation on
-        validation data.
+        validation data. Before other weights replace the last ones, a checkpoint saves those for a
+        resume.
         """
         self.evaluations.load_best(model, self.save)
 
     def finish(self, evaluation: Metrics) -> None:
         """Log the final evaluation, export the model that it evaluated, and show the summary.
 
+        With `--evaluate-only`, no model is exported.
+
         Raises:
-            TrainingError: the final evaluation misses `--target`. The model is exported all the
-                same.
+            TrainingError: a rank could not write its checkpoint, or the weights differ between
+                ranks; nothing is exported then. Or the final evaluation misses `--target`; the
+                model is exported all the same.
         """
         self._is_finish_called = True
         ending.finish(self._started, self.evaluations, evaluation)
@@ -300,7 +337,7 @@ class Run:
 
     @property
     def all_loaders(self) -> Mapping[str, Loader]:
-        """The loaders by split."""
+        """The loaders by split, also of the recipe's own splits, which `loaders` leaves out."""
         return self.loaded.loaders
 
     def log_images(
@@ -310,6 +347,8 @@ class Run:
         captions: Sequence[str] | None = None,
     ) -> None:
         """Log rank 0's images at this step, at the tracker and under ``media/``.
+
+        If they can't be logged, this only warns.
 
         Args:
             images: a tensor [images, channels, height, width] with 1, 3 or 4 channels, of uint8 (0
@@ -352,7 +391,7 @@ class Run:
         which holds if each rank computes the whole loss, or the mean over its own rows.
 
         Raises:
-            UserError: the ranks' rows differ in shape.
+            UserError: the ranks' rows differ in shape or dtype, or `rows` has no dimensions.
         """
         return self._gather_rows(rows)
 
@@ -371,6 +410,7 @@ class Run:
             # Until `start`, there is nothing to save, so a request to stop may end the process.
             self.context.decisions.request.end_at_once()
         except Preempted as error:
+            # Python does not call `__exit__` if `__enter__` fails, but the end must be noted.
             self.__exit__(Preempted, error, None)
             raise
         return self
@@ -381,10 +421,14 @@ class Run:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Note in `status.json` and at the tracker how the run ended; leave the process group.
+        """Release what the run used; if it is unfinished, note in `status.json` how it ended.
+
+        The log and the tracker are closed then, too. In a notebook, this also undoes the run's
+        changes to the process, such as signal handlers.
 
         Raises:
             UserError: the recipe started a run and did not finish it.
+            TrainingError, SystemExit: instead of `error`; see `closing.close_after`.
         """
         unfinished = None
         if error is None and self.stages.started is not None and not self._is_finish_called:

@@ -34,7 +34,8 @@ INTEGER_TYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def bare_optimizer(part: Part) -> Part:
     """Return the optimizer inside a wrapper, such as Accelerate's, which has it as `optimizer`.
 
-    An object without this attribute is returned itself, so this may be called with any part.
+    A wrapper has another class, and lacks attributes of fused optimizers. An object without the
+    attribute `optimizer` is returned itself, so this may be called with any part.
     """
     return getattr(part, "optimizer", part)
 
@@ -72,9 +73,10 @@ class Network:
     def split_parameters(self) -> tuple[Tensors, Tensors]:
         """Return the parameters that may have changed, and those that are still frozen.
 
-        Frozen parameters go into a lasting file. A parameter can change without a gradient, as
-        averaged weights do. Its checksum shows such a change. This function then removes the
-        parameter from `frozen_checksums`, to which it never returns.
+        Frozen parameters go into a lasting file, which is written once and shared by many
+        checkpoints. A parameter can change without a gradient, as averaged weights do. Its checksum
+        shows such a change. This function then removes the parameter from `frozen_checksums`, to
+        which it never returns.
 
         If the module is sharded, all ranks must call this function.
         """
@@ -152,8 +154,9 @@ def sums_of_bits(tensors: Tensors) -> dict[str, int]:
     """Return a checksum of each tensor by name, to see whether the tensor has changed.
 
     The bits of each element are read as an integer as wide as the element, and the integers are
-    added. The checksum of a sharded tensor is that of all ranks' rows. So all ranks must call this
-    function, with the tensors in the same order.
+    added. A sum of the values themselves could hide a small change by rounding. The checksum of a
+    sharded tensor is that of all ranks' rows. So all ranks must call this function, with the
+    tensors in the same order.
     """
     parts = [local(value.detach()) for value in tensors.values()]
     if not parts:

@@ -98,8 +98,8 @@ class HostCopies:
         does the same for a device without streams or pinned memory.
 
         Returns:
-            The copies, and a function that completes them, which any thread may call. The next call
-            overwrites the copies.
+            The copies, and a function that completes them, which any thread may call. The copies
+            may be used until the next call, which may take the same memory again.
         """
         if not self.is_asynchronous:
             return {name: copied(tensors) for name, tensors in files.items()}, lambda: None

@@ -92,6 +92,9 @@ def write_sharded_model(folder: Path, skeleton: nn.Module, weights: Tensors) -> 
 def digest_of_weights_file(path: Path) -> WeightsDigest:
     """Return the entry of `model.json` for a file of weights.
 
+    `require_written_weights` compares it with the file before the weights are loaded, and refuses a
+    file that has changed.
+
     Raises:
         OSError: the file can't be read.
     """
@@ -127,7 +130,8 @@ def write_sharded_weights(path: Path, weights: Tensors) -> None:
 def load_initial(model: nn.Module, config: TrainingConfig, class_names: list[str] | None) -> None:
     """Load the weights that `--init-from` names.
 
-    On a resume, `init_from` names the copy of `keep_initial`: `run_directory/resume.py` sets it.
+    A resume loads them too, because the run begins again if no checkpoint is whole. `init_from`
+    then names the copy of `keep_initial`: `run_directory/resume.py` sets it.
 
     A head for other classes keeps its random values, except in an evaluation: see
     `heads_to_reinitialize`.
@@ -227,7 +231,10 @@ def heads_to_reinitialize(
 
 
 def weights_of(model: nn.Module) -> Tensors:
-    """Return a model's state, not copied. Tied weights are there once, under their first name."""
+    """Return a model's state, not copied.
+
+    Tied weights are there once, under their first name, so that a file does not repeat them.
+    """
     state = model.state_dict()
     return {name: state[name] for name, *_ in names_by_weight(model)}
 

@@ -231,8 +231,8 @@ def put_newer_aside(folder: Path, chosen: Path) -> None:
 def undo_renaming(folder: Path) -> None:
     """Give each checkpoint that a user renamed its original name, if no other file has it.
 
-    The manifest states the update, and so the name. A checkpoint with a damaged manifest keeps the
-    name that it has.
+    Under another name, a checkpoint counts as damaged. The manifest states the update, and so the
+    name. A checkpoint with a damaged manifest keeps the name that it has.
     """
     for checkpoint in step_folders(folder):
         with contextlib.suppress(UserError, OSError):

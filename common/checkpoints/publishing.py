@@ -26,7 +26,9 @@ from common.storage.files import open_to_append
 from common.storage.json_files import write_json
 from common.system.platforms import rename_path, sync
 
-LASTING_FOLDER = "../"  # the folder of the lasting files, relative to a checkpoint
+# The folder of the lasting files, relative to a checkpoint. These files have frozen weights or the
+# best model so far, and may belong to several checkpoints.
+LASTING_FOLDER = "../"
 
 
 def publish(
@@ -37,6 +39,9 @@ def publish(
     identity: RunIdentity,
 ) -> None:
     """Write the manifest of a checkpoint whose files are complete, and give it its final name.
+
+    The folder gets this name only when everything in it is on the disk. So a folder with such a
+    name is never half written, even after a crash.
 
     Args:
         unfinished: the checkpoint's folder.

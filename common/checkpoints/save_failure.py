@@ -13,7 +13,10 @@ class OtherRankError(OSError):
 
 @dataclass(frozen=True)
 class SaveFailure:
-    """The reason why a rank could not write a checkpoint."""
+    """The reason why a rank could not write a checkpoint, in a form that ranks can exchange.
+
+    All ranks then stop with the same error: see `RankDecisions.raise_failure`.
+    """
 
     message: str
     error_number: int | None = None  # the `errno` of the error; None for an error without one

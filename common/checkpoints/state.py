@@ -45,7 +45,7 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class LoadsFromRanks(Protocol):
-    """A part that can be restored on another number of ranks than it was saved on."""
+    """A part that decides itself how to go on with another number of ranks: see `Parts.add`."""
 
     def state_dict(self) -> object: ...
 
@@ -120,7 +120,11 @@ class Parts:
             )
 
     def freeze_description(self) -> None:
-        """Describe the parts as they are now. All later manifests contain this description."""
+        """Describe the parts as they are now. All later manifests contain this description.
+
+        Call it before the first update, because training may change an optimizer's options. A
+        resume compares the description with its own parts before it restores them.
+        """
         self.parts_described = describe_parts({**self.shared, **self.of_rank})
 
     def collect(self) -> Contents:

@@ -108,8 +108,9 @@ class Checkpoints:
     def save_best(self, step: int, tensors: Tensors) -> None:
         """Copy the best model so far, and write it to a lasting file in the background.
 
-        Later checkpoints name this model's files instead of those of an earlier best model. Like
-        `save`, this function waits for the previous save, and does nothing after a failure.
+        All ranks must call this function. Later checkpoints name this model's files instead of
+        those of an earlier best model. Like `save`, this function waits for the previous save, and
+        does nothing after a failure.
         """
         self.wait()
         if self.failure is not None:
@@ -183,7 +184,11 @@ class Checkpoints:
             raise self.lost
 
     def shorten_wait(self) -> None:
-        """Wait only `LAST_PATIENCE` seconds for other ranks from now on, as one may have ended."""
+        """Wait only `LAST_PATIENCE` seconds for the files of other ranks from now on.
+
+        Call it after an error on this rank, because other ranks may have ended without writing
+        their files.
+        """
         self.patience = min(self.patience, LAST_PATIENCE)
 
     def write_or_note_failure(

@@ -15,6 +15,7 @@ class Freezable:
     _is_frozen: bool
 
     def __new__(cls, *args: object, **values: object) -> Self:
+        """Mark a new object as not frozen, because `__init__` sets attributes by `__setattr__`."""
         attributes = super().__new__(cls)
         attributes.unfreeze()
         return attributes

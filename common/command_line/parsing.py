@@ -79,7 +79,10 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
 def config_from_words(
     config_class: type[ConfigType], description: str | None, early_flags: argparse.Namespace
 ) -> ConfigType:
-    """Return the flags of the command line, and for all others those of a run that it names."""
+    """Return all flags. Those of the command line override those of a run that it names.
+
+    `saved_defaults` and `resumed_config` say which flags are taken from that run.
+    """
     defaults = saved_defaults(config_class, early_flags) or config_class()
     parse = partial(parse_words, config_class, description)
     if early_flags.resume is None:
@@ -143,7 +146,10 @@ def note_refusal(early_flags: argparse.Namespace, refusal: SystemExit) -> None:
 
 
 def directory_named_by(early_flags: argparse.Namespace) -> str | Path | None:
-    """Return the run's directory that `--resume` or `--output-dir` names; None without both."""
+    """Return the run's directory that `--resume` or `--output-dir` names; None if neither does.
+
+    `--resume auto` names none.
+    """
     from common.run_directory.records import CHECKPOINTS_FOLDER
 
     if early_flags.resume in (None, "auto"):

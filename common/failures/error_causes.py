@@ -72,7 +72,10 @@ NO_MEMORY = (
 
 
 def is_lost_process(error: BaseException) -> bool:
-    """Whether an error says that another process is gone, or did not take part in a collective."""
+    """Whether an error says that another process is gone, or did not take part in a collective.
+
+    `outcome_of` then calls the run resumable, because a restart may help.
+    """
     if isinstance(error, (UserError, Preempted)) or is_out_of_memory(error):
         return False
     from torch.distributed import DistError

@@ -66,7 +66,8 @@ def report_once(error: UserError, request: StopRequest, run_name: str) -> None:
 def wait_for_claim(request: StopRequest, report: str) -> int | None:
     """Return the rank that prints the error; if no rank claims it in time, claim it for this one.
 
-    The result is None if a signal came before any rank had claimed it.
+    The result is None if a signal came before any rank had claimed it. It is rank 0 if ranks can't
+    claim anything any more.
     """
     deadline = time.monotonic() + SECONDS_TO_CLAIM
     try:

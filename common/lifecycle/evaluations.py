@@ -24,8 +24,9 @@ class Evaluations:
         """Begin with no evaluation made.
 
         Args:
-            rehearse: whether to try the evaluation on a few samples before the first update. With
-                `--evaluate-only`, there is no rehearsal.
+            rehearse: whether to try the evaluation on a few samples before the first update, so
+                that a mistake in it ends the run there. With `--evaluate-only`, there is no
+                rehearsal.
         """
         self.context = context
         self.rehearsal = Rehearsal(is_wanted=rehearse and not context.config.evaluate_only)
@@ -59,7 +60,10 @@ class Evaluations:
     def evaluating(
         self, model: nn.Module, save_and_leave: Callable[[], None]
     ) -> Iterator[nn.Module]:
-        """Yield the bare model in evaluation mode; see `evaluating` of the run.
+        """Yield the bare model in evaluation mode, and note that it was evaluated at this step.
+
+        `is_due` and `model_to_export` need this note. A rehearsal is not noted. The time of the
+        block does not count as training time.
 
         Args:
             save_and_leave: saves a checkpoint and ends this process. It is called after the block
@@ -157,10 +161,10 @@ class Evaluations:
         return context.best.record(value, context.progress.global_step, values.get("loss"))
 
     def load_best(self, model: nn.Module, save: Callable[[], None]) -> None:
-        """Load the weights that `model` had at its best evaluation; see `load_best` of the run.
+        """Load the weights that `model` had at its best evaluation.
 
         Nothing is loaded with `--keep last`, if there was no validation, or if the last weights are
-        the best. In any case, `kept_step` then is the update of the weights that are exported.
+        the best. Afterwards, `kept_step` is the update of the weights that `model` has.
 
         Args:
             save: saves a checkpoint with the last weights, which a resume needs. With

@@ -39,7 +39,7 @@ def require_name(description: Mapping[str, object]) -> None:
 
 
 def no_update_error() -> UserError:
-    """Return the error for a loop that never records a micro-batch."""
+    """Return the error for a loop that never records a micro-batch, and so would never end."""
     return UserError(
         "a whole epoch made no update, because the loop does not call run.record",
         advice="call run.record(loss, metrics) after each micro-batch",

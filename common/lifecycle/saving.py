@@ -63,12 +63,18 @@ def save_and_leave(started: StartedRun) -> None:
 
 
 def compare_weights_of_ranks(context: Context) -> None:
-    """Raise a `TrainingError` if the weights differ between ranks; called on all ranks."""
+    """Raise a `TrainingError` if the weights differ between ranks; called on all ranks.
+
+    Unless the model is sharded, rank 0 alone saves it. Other weights on other ranks would be lost.
+    """
     require_equal_weights(context.accelerator, networks_of(context.parts.shared))
 
 
 def run_identity(planned: PlannedRun) -> RunIdentity:
-    """Return the identity of this run at the current update, for a checkpoint's manifest."""
+    """Return the identity of this run at the current update.
+
+    A checkpoint's manifest has it, and a resume compares the manifest with its own identity.
+    """
     context = planned.context
     plan = planned.plan
     step = context.progress.global_step
@@ -143,7 +149,11 @@ def restore(planned: PlannedRun, resume_path: Path) -> State | None:
 
 
 def forget_lost_best(context: Context) -> None:
-    """Reset the search for the best model to its state before the first evaluation."""
+    """Reset the search for the best model to its state before the first evaluation.
+
+    A resume calls this if the file of the best model is damaged. The best model is then chosen
+    among later ones.
+    """
     best = context.best
     no_best = Best(context.objective, best.is_kept)
     best.load_state_dict(no_best.state_dict())

@@ -104,7 +104,8 @@ def make_memory_plan(context: Context, loaded: LoadedData, kept: KeptParts) -> M
 def keep_freed_memory(device: torch.device, share: float) -> None:
     """On a CPU, have the C library keep the memory that tensors free, if the plan leaves room.
 
-    Blocks of different sizes leave holes in kept memory, so it may exceed the plan.
+    The system then need not clear the same memory again in each update. Blocks of different sizes
+    leave holes in kept memory, so it may exceed the plan.
 
     Args:
         device: the device of the run.
@@ -207,7 +208,8 @@ def record_start(planned: PlannedRun, earlier_config: RunConfig | None) -> RunCo
 def changed_flags(config: TrainingConfig, earlier_config: RunConfig | None) -> Flags:
     """Return the flags that runs are compared by and that this resume has changed.
 
-    A flag that the earlier attempt did not have does not count as changed.
+    They are for `attempts.json`, because `config.json` has only the flags of the last attempt. A
+    flag that the earlier attempt did not have does not count as changed.
     """
     if earlier_config is None:
         return {}

@@ -74,6 +74,7 @@ class TrainingLoop:
     def clip(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Clip the gradients' global norm in place; skip the update if the norm is not finite."""
         if not self.are_flags_checked:
+            # Only this call puts the flag into effect: see `TAKES_EFFECT_IN` in `flag_reads`.
             mark_read(self.context.config, "max_grad_norm")
         self.context.guard.clip(model, optimizer)
 

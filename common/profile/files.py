@@ -32,7 +32,10 @@ COLUMNS = {
 def write_profile(
     folder: Path, profile: TorchProfile, device: torch.device, bytes_before: int, by_shape: bool
 ) -> list[str]:
-    """Write all files of a finished profile, except its verdict.
+    """Write the trace, the tables of operations and the picture of memory of a finished profile.
+
+    The reporter writes the verdict. Where torch can record the history of allocations, the profiler
+    writes it.
 
     Args:
         folder: where the files go; it is created.

@@ -293,6 +293,6 @@ def has_memory_history(device: torch.device) -> bool:
 
 
 def wait_for_updates(count: int) -> Iterator[None]:
-    """Yield once for each of `count` updates."""
+    """Yield `count` times; `Profiler.step` resumes the generator after each update."""
     for _ in range(count):
         yield

@@ -37,7 +37,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Reporter:
-    """Reports the profile of a run."""
+    """Reports the profile of a run: on the screen, in `verdict.json` and at the tracker."""
 
     config: TrainingConfig
     folder: Path  # where `verdict.json` goes

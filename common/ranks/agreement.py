@@ -65,8 +65,9 @@ def do_on_each_rank(accelerator: "Accelerator", work: Callable[[], Value]) -> Va
     """Return what `work` returns on this rank, after all ranks have done their work.
 
     Raises:
-        UserError: on all ranks, if `work` raises it on any of them. If several ranks do, all raise
-            the error of the lowest rank.
+        UserError: on all ranks, if `work` raises it on any of them. Otherwise, the others would
+            wait for that rank in a later collective. If several ranks raise it, all raise the error
+            of the lowest rank.
     """
     if accelerator.num_processes == 1:
         return work()
@@ -171,9 +172,10 @@ def differing_positions(accelerator: "Accelerator", numbers: list[int]) -> list[
 
 
 def wait_for_ranks(accelerator: "Accelerator") -> None:
-    """Wait for all ranks, and until no collective holds a tensor, so that a process can exit.
+    """Wait until all ranks have come here, and until no collective holds a tensor.
 
-    A barrier holds no tensor, and ends after all reductions.
+    A process can then exit: see `let_gloo_release`. The barrier itself holds no tensor, and it ends
+    after all reductions.
     """
     if accelerator.num_processes > 1:
         accelerator.wait_for_everyone()
@@ -191,14 +193,14 @@ def announce(event: str) -> None:
     announcements().set(event, "")
 
 
-def is_announced(name: str) -> bool:
-    """Whether a rank has announced `name`.
+def is_announced(event: str) -> bool:
+    """Whether a rank has announced an event by `announce`.
 
     Raises:
         RuntimeError: the process that keeps the announcements has ended. It is the launcher, or
             rank 0.
     """
-    return announcements().check([name])
+    return announcements().check([event])
 
 
 def claim(task: str) -> int:

@@ -124,7 +124,10 @@ class RunDirectory:
         return True
 
     def remove_if_unused(self) -> None:
-        """Remove the directory if no user chose its name, and training never began in it."""
+        """Remove the directory if no user chose its name, and training never began in it.
+
+        Otherwise, each run that fails early would leave a useless directory under `runs/`.
+        """
         if self.is_removable:
             remove_if_unused(self.path, self.lock)
 

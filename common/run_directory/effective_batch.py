@@ -1,6 +1,8 @@
-"""Keeps the effective batch of a resumed run: each update has as many samples as before.
+"""Chooses how many batches to accumulate, so that each update has a given number of samples.
 
-The number of processes may have changed, so the number of accumulated batches may change too.
+This number of samples is the effective batch. A resumed run keeps that of its start, although the
+number of processes may have changed. A new run gets it from `--effective-batch-size`, if that is
+set.
 """
 
 import math
@@ -126,4 +128,5 @@ def nearest_divisor(number: int, size: int) -> int:
     because a larger batch may not fit into memory.
     """
     divisors = (n for n in range(1, min(2 * size, number) + 1) if number % n == 0)
+    # There is no such divisor for a `size` below 1, which a user may pass by mistake.
     return min(divisors, key=lambda divisor: abs(math.log(divisor / size)), default=1)

@@ -1,4 +1,7 @@
-"""Checks that a run's `config.json` was not edited, and belongs to the files beside it."""
+"""Checks that a run's `config.json` was not edited, and belongs to the files beside it.
+
+Without these checks, a resume could go on with other flags than the run has trained with.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping

@@ -33,7 +33,7 @@ MASKED = "*** stands for what looks like a secret"  # a problem in `CodeTree.not
 
 
 def split_patch(patch: str) -> list[str]:
-    """Split a patch into one part for each file."""
+    """Split a patch into one part for each file, so that a file with a secret can be left out."""
     parts: list[str] = []
     for line in lines_of(patch):
         if line.startswith(FIRST_LINE) or not parts:

@@ -86,7 +86,10 @@ class ProvenanceWriter:
         self.thread.start()
 
     def wait(self) -> None:
-        """Wait until the provenance is written, at most `MAX_WAIT` seconds."""
+        """Wait until the provenance is written, at most `MAX_WAIT` seconds.
+
+        A run calls this before it unlocks its directory, because the thread writes files there.
+        """
         if self.thread is not None:
             self.thread.join(MAX_WAIT)
             self.thread = None
@@ -173,7 +176,8 @@ def current_attempt(
 def imported_packages(recipe_file: Path, packages: Collection[str]) -> list[str]:
     """Return the installed packages that the recipe and the user's other modules import, sorted.
 
-    They are found by the import statements in the source files.
+    They are found by the import statements in the source files. If a repeated run has different
+    results, `recipes reproduce` names a changed version of such a package as a possible cause.
 
     Args:
         packages: the normalized names of all installed packages.
@@ -257,6 +261,7 @@ def installed_packages() -> dict[str, str]:
         for name in names:
             if name.endswith(".dist-info"):
                 package, _, version = name.removesuffix(".dist-info").rpartition("-")
+                # The first folder that has the package counts, as in an import.
                 packages.setdefault(normalized(package), version)
     return dict(sorted(packages.items()))
 

@@ -40,7 +40,8 @@ class RecipeSource:
         """Return the entry of the source for `config.json`, and write a new text to the directory.
 
         If the code has changed since the run last used it, this prints the changed lines. Comments,
-        docstrings and the ends of lines may change, because they don't affect the training.
+        docstrings and the ends of lines may change, because they don't affect the training. It also
+        prints at which updates the source was changed before.
 
         Args:
             saved: the entry that the run's earlier attempts wrote; an empty entry on a first start.

@@ -15,7 +15,11 @@ from common.system.wording import shortened
 
 
 class Record(BaseModel):
-    """A part of a file. Values must have the stated types: the text "3" is not the integer 3."""
+    """A part of a file. Values must have the stated types: the text "3" is not the integer 3.
+
+    Unless a subclass ignores unknown keys, they are kept: a newer version of the library may have
+    written the file.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -27,7 +31,10 @@ class Record(BaseModel):
     )
 
     def to_json(self) -> dict[str, JsonValue]:
-        """Return the record as JSON, without the fields that were not set."""
+        """Return the record as JSON, without the fields that were not set.
+
+        So a record that was read from a file gets no further entries when it is written again.
+        """
         return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
 
 

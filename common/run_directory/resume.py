@@ -42,7 +42,7 @@ class RunToResume(NamedTuple):
     stored: StoredRun
 
     def is_finished(self) -> bool:
-        """Whether `status.json` says that the run is finished; False if it is another run's."""
+        """Whether `status.json` calls the run finished; False if that file is another run's."""
         status = read_status(self.stored.directory)
         return status.status == "finished" and may_be_of_run(
             status.run_id, self.stored.saved_config.run_id

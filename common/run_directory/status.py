@@ -31,7 +31,7 @@ def write_outcome(
 ) -> None:
     """Write `status.json`.
 
-    A value that is None is taken from the earlier `status.json`. The updates at which earlier
+    An argument that is None is taken from the earlier `status.json`. The updates at which earlier
     attempts lost a process are kept until the run is finished.
     """
     earlier = read_status(path)

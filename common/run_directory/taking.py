@@ -134,7 +134,11 @@ def make_mark(path: Path) -> Path:
 
 
 def unlock_before_exit(lock: contextlib.ExitStack) -> None:
-    """Unlock the directory before this process exits."""
+    """Unlock the directory before this process exits.
+
+    The ranks have just exchanged objects. Without a wait, gloo may abort the process as it exits:
+    see `let_gloo_release`.
+    """
     lock.close()
     let_gloo_release()
 

@@ -136,8 +136,9 @@ def add_state(digest: Digest, value: object) -> None:
         digest.update(f"{type(value).__qualname__};".encode())
 
 
-def sorting_key(key: object) -> tuple[str, str]:
-    return type(key).__name__, repr(key)
+def sorting_key(item: object) -> tuple[str, str]:
+    """Return a key by which items of different types can be sorted together."""
+    return type(item).__name__, repr(item)
 
 
 def add_tensor_of_state(digest: Digest, tensor: torch.Tensor) -> None:

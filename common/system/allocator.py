@@ -28,7 +28,7 @@ class Heap:
     By default, glibc maps large tensors separately and unmaps them when they are freed: those of
     more than 32 MiB always, and smaller ones until it has raised its threshold. It also returns
     free memory at the end of its heap. So in each update, the kernel has to clear the same pages
-    again.
+    again. `keep` saves this time.
 
     With any other C library than glibc, the methods do nothing.
     """
@@ -46,14 +46,19 @@ class Heap:
         self.is_kept = bool(mallopt(MAX_MAPPINGS, 0) and mallopt(TRIM_THRESHOLD, NEVER))
 
     def trim(self) -> None:
-        """Return the free memory that has been kept. A fork, for example, would copy it."""
+        """Give the system the free memory that has been kept, and go on keeping memory.
+
+        A fork, for example, would copy these pages, although nobody uses them.
+        """
         if self.library is not None and self.is_kept:
             self.library.malloc_trim(0)
 
     def stop_keeping(self) -> None:
-        """Return the free memory, and keep no more of it than glibc does after a large run.
+        """Give back the free memory, and keep no more of it than glibc does after a large run.
 
-        The thresholds are then fixed, because glibc has no call to make them adapt again.
+        This is for a process that goes on after its run, such as a notebook, and for a forked
+        worker, which inherits the settings. The thresholds are then fixed, because glibc has no
+        call to make them adapt again.
         """
         if self.library is not None and self.is_kept:
             self.library.mallopt(MMAP_THRESHOLD, USUAL_MMAP_THRESHOLD)

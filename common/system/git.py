@@ -1,4 +1,7 @@
-"""Asks git about a folder, without writing to its repository."""
+"""Asks git about a folder, without writing to its repository.
+
+A run records the commit and the changes of its code in this way, so that it can be repeated.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,7 @@
-"""Tells the files of installed packages and of the standard library from the user's own files."""
+"""Tells the files of installed packages and of the standard library from the user's own files.
+
+A run, for example, records the user's own code, but only the versions of packages.
+"""
 
 import sysconfig
 from pathlib import Path

@@ -1,4 +1,8 @@
-"""Environment variables: those that a launcher sets for a rank, and the words for yes and no."""
+"""Environment variables: those that a launcher sets for a rank, and the words for yes and no.
+
+Those of a launcher are known before the ranks are connected. Without them, the process counts as
+the only one of its job.
+"""
 
 import os
 

@@ -13,8 +13,9 @@ INSTALLED_LAUNCHERS = ("accelerate", "torchrun")  # programs that Python itself 
 def launcher_command(script: str) -> str:
     """Return the command before the recipe, such as ``accelerate launch --num_processes 2``.
 
-    A single process needs only ``python``. The result is `UNKNOWN_LAUNCHER` if the command can't be
-    read, or does not name the recipe.
+    A message uses it to show how to start the recipe again, with other flags. A single process
+    needs only ``python``. The result is `UNKNOWN_LAUNCHER` if the command can't be read, or does
+    not name the recipe.
 
     Args:
         script: the recipe as the launcher started it: ``sys.argv[0]``.

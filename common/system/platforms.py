@@ -67,6 +67,7 @@ def stop_signals_held_back() -> Iterator[None]:
     Use it while worker processes are started: they inherit the blocked signals, and keep them
     blocked. A spawned process takes seconds until its own code can ignore a Ctrl-C. Before that, a
     Ctrl-C would end it with a traceback. A fork has its parent's handlers and needs no delay.
+    Windows can't hold signals back, so nothing is delayed there.
     """
     if worker_start_method() == "fork" or not hasattr(signal, "pthread_sigmask"):
         yield
@@ -146,8 +147,9 @@ def starting_process() -> "psutil.Process":
 def is_orphan() -> bool:
     """Whether the launcher that started this process has ended.
 
-    The launcher is a Python process, and a process that adopts an orphan is not. So the launcher
-    has ended if the parent is not Python.
+    Ask this after `signal_when_parent_ends`, which can't notice an earlier end. The launcher is a
+    Python process, and a process that adopts an orphan is not. So the launcher has ended if the
+    parent is not Python.
     """
     import psutil
 
@@ -185,7 +187,10 @@ def own_group_arguments() -> ProcessGroupArguments:
 
 
 def fork() -> int:
-    """Fork this process; return 0 in the fork, and its process id here. Only used on Linux."""
+    """Fork this process; return 0 in the fork, and its process id here.
+
+    Only `recipes prove` calls it, on Linux: a fork need not import the libraries again.
+    """
     return os.fork()
 
 
@@ -222,7 +227,7 @@ def can_fork_with_threads() -> bool:
 
 
 def can_limit_own_memory() -> bool:
-    """Whether a limit on this process's data has an effect, which only Linux gives it."""
+    """Whether RLIMIT_DATA limits the memory that this process allocates; on Linux alone it does."""
     return IS_LINUX
 
 
@@ -239,7 +244,10 @@ def worker_start_method() -> str:
 
 
 def raise_descriptor_limit(few: int, enough: int) -> None:
-    """If the soft limit on open files is below `few`, raise it to `enough` or as far as allowed."""
+    """If the soft limit on open files is below `few`, raise it to `enough` or as far as allowed.
+
+    The loader's workers need this: the training process opens several files for each of them.
+    """
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -91,7 +91,10 @@ codecs.register_error(PLAIN, replace_by_lookalikes)
 
 
 def for_output(text: str, encoding: str) -> str:
-    """Return `text` with lookalikes for the characters that an output's encoding lacks."""
+    """Return `text` with lookalikes for the characters that an output's encoding lacks.
+
+    A table needs them before it measures its columns, because a lookalike may be longer.
+    """
     return text.encode(encoding, PLAIN).decode(encoding)
 
 

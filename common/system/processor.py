@@ -39,9 +39,10 @@ def processor_name() -> str:
 def processor_kind(capability: str) -> str:
     """Return the processor's name, family, model and best instructions.
 
-    An example is "AMD EPYC, family 25, model 1, AVX2". The name alone is not enough, because a
-    virtual machine may hide the exact one: quite different processors are then called "AMD EPYC".
-    Family and model are known on Linux only.
+    An example is "AMD EPYC, family 25, model 1, AVX2". A run records it, because speed and the last
+    bits of results depend on it. The name alone is not enough, because a virtual machine may hide
+    the exact one: quite different processors are then called "AMD EPYC". Family and model are known
+    on Linux only.
 
     Args:
         capability: the instructions that torch's kernels use, such as "AVX2" or "AVX512".

@@ -1,4 +1,8 @@
-"""Recognises secrets in text, and masks them."""
+"""Recognises secrets in text, and masks them.
+
+A command line with a secret is refused. A secret in source code or a patch is masked before a run
+keeps the text.
+"""
 
 import re
 from collections.abc import Collection

@@ -28,9 +28,10 @@ class Recipe(NamedTuple):
 
 @contextmanager
 def loading(path: Path) -> Iterator[None]:
-    """Turn any error while Python loads a recipe into a `UserError`.
+    """Turn any error while Python loads or parses a recipe into a `UserError`.
 
-    It names the line of the user's code, if the error arose in some.
+    A mistake in a recipe then ends a tool with advice, and not with a traceback. The message names
+    the line of the user's code, if the error passed through some.
     """
     try:
         yield

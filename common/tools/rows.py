@@ -13,7 +13,7 @@ CLOCK_PREFIXES = ("perf/", "memory/", "gpu/", "time/")
 
 
 def step_of_row(row: Mapping[str, JsonValue]) -> int:
-    """Return the update at which a row was logged."""
+    """Return the update at which a row was logged; tools find rows by it."""
     step = row[STEP]
     assert is_number(step)  # `StoredRun.rows` has checked this
     return int(step)
@@ -25,7 +25,7 @@ def number_or_none(value: object) -> float | None:
 
 
 def without_clock(row: Mapping[str, JsonValue]) -> MetricsRow:
-    """Return a row without the figures that depend on the clock."""
+    """Return a row without the figures of `CLOCK_PREFIXES`, in which even equal runs differ."""
     return {name: value for name, value in row.items() if not name.startswith(CLOCK_PREFIXES)}
 
 

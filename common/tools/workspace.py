@@ -89,7 +89,8 @@ def metrics_of_panels(goals: Sequence[str]) -> dict[str, dict[str, list[str]]]:
     metric that splits share has one panel with a line for each split.
 
     Args:
-        goals: the metrics to list first, without their split. They may be a recipe's own.
+        goals: the metrics to list first, without their split. A recipe's own metric has a panel
+            only if it is one of them.
     """
     sections: dict[str, dict[str, list[str]]] = {}
     for name in dict.fromkeys([*goals, *METRICS]):  # without repetitions

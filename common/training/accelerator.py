@@ -107,7 +107,7 @@ def make_accelerator(
     """Construct the Accelerator; its constructor connects the processes of the job."""
     # Accelerate 1.15 knows only the old name of this option of DDP, about which torch 2.13 warns.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-    set_gloo_interface()
+    set_gloo_interface()  # with several machines, gloo might choose the loopback
     process_group = utils.InitProcessGroupKwargs(
         init_method=rendezvous_url(), timeout=timedelta(seconds=config.collective_timeout)
     )
@@ -148,6 +148,9 @@ def shard(accelerator: ShardingAccelerator, config: TrainingConfig) -> None:
 
 def prepare_cpu(config: TrainingConfig, precision: Precision) -> None:
     """Set the threads and the memory limit of a training on a CPU; warn if it would be slow.
+
+    On Linux, a run that exceeds the memory limit ends with an error that gives advice. Without the
+    limit, Linux would kill the process.
 
     Raises:
         UserError: gradients are to be compressed to bf16, which gloo can't sum.

@@ -15,7 +15,11 @@ from common.training.evaluation import keep_buffers
 
 
 def refuse_unsuitable_loss(
-    model: nn.Module, loader: Loader, compute_loss: ComputeLoss, processes: int, couples: bool
+    model: nn.Module,
+    loader: Loader,
+    compute_loss: ComputeLoss,
+    processes: int,
+    couples_samples: bool,
 ) -> None:
     """Raise a `UserError` if sizes can't be tried, or if another size would change the updates.
 
@@ -26,9 +30,9 @@ def refuse_unsuitable_loss(
         loader: the training loader.
         compute_loss: the recipe's function; it is called once on each rank, on two samples.
         processes: how many ranks there are.
-        couples: whether a sample's loss depends on the other samples of its micro-batch.
+        couples_samples: whether a sample's loss depends on the other samples of its micro-batch.
     """
-    if couples:
+    if couples_samples:
         raise UserError(
             "--auto-batch-size would change the updates, because this recipe's loss depends on the "
             "other samples of a micro-batch (couples_samples=True)",

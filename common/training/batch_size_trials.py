@@ -82,7 +82,10 @@ def time_size(
 
 
 def bytes_of_future_state(optimizer: Optimizer) -> int:
-    """Return the bytes that the first update will allocate for state; 0 if that is unknown."""
+    """Return the bytes that the first update will allocate for state; 0 if that is unknown.
+
+    A trial makes no update, so it would not take this memory by itself.
+    """
     bare = bare_optimizer(optimizer)
     whole_state = optimizer_state_bytes(bare)
     if whole_state is None:

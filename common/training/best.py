@@ -26,7 +26,7 @@ class BestState(TypedDict):
 class Best:
     """The best evaluation on validation data so far, and the number of evaluations since.
 
-    Among equal values the model with the lower loss is kept, and among equal losses the later
+    Among equal values the model with the lower loss is the best, and among equal losses the later
     model. An equal value is not an improvement, so early stopping goes on counting.
     """
 
@@ -34,13 +34,14 @@ class Best:
     # Whether the best model is saved (`--keep best`). Then checkpoints name its file.
     is_kept: bool = True
     value: float | None = None
-    # The update after which the kept model was evaluated; None if there is no such model.
+    # The update after which the best model was evaluated; None if no evaluation was recorded yet,
+    # or only NaN.
     step: int | None = None
     evaluations_since_best: int = 0  # evaluations after the first one that had this value
-    loss: float | None = None  # the loss of the kept model, if its evaluation had one
+    loss: float | None = None  # the loss of the best model, if its evaluation had one
 
     def record(self, value: float, step: int, loss: float | None = None) -> bool:
-        """Record an evaluation; return whether its model is to be kept.
+        """Record an evaluation; return whether its model is the best so far.
 
         Args:
             value: the value of the objective; NaN never improves.
@@ -56,7 +57,7 @@ class Best:
             self.loss = loss
             return True
         self.evaluations_since_best += 1
-        # Only an equal value with a loss that is not higher replaces the kept model.
+        # Only an equal value with a loss that is not higher replaces the best model.
         if value != self.value or sorting_loss(loss) > sorting_loss(self.loss):
             return False
         self.step = step
@@ -64,7 +65,10 @@ class Best:
         return True
 
     def require_best_model(self, files: Iterable[str], directory: Path) -> None:
-        """Raise a `UserError` if a checkpoint's `files` lack the model of the best evaluation."""
+        """Raise a `UserError` if a checkpoint's `files` lack the model of the best evaluation.
+
+        A resume calls this. Otherwise only the end of the run would find that the model is missing.
+        """
         if not self.is_kept or self.step is None:
             return
         name = best_name(self.step)
@@ -91,7 +95,7 @@ class Best:
         step = state["step"]
         loss = state["loss"]
         self.value = None if value is None else float(value)
-        # Older checkpoints have -1 if there is no kept model.
+        # Older checkpoints have -1 if there is no best model.
         self.step = None if step is None or int(step) < 0 else int(step)
         self.evaluations_since_best = int(state["later"])
         self.loss = None if loss is None else float(loss)

@@ -47,7 +47,8 @@ class EarlyStopping:
         """Return whether the run ends early, after update `global_step`.
 
         The first time that the answer is yes, this method prints a line. The flag
-        `--early-stopping` takes effect only here, so this method marks the flag as read.
+        `--early-stopping` takes effect only here, so this method marks the flag as read. If a
+        recipe never calls it, the run can thus report that the flag has no effect.
         """
         mark_read(self.config, "early_stopping")
         patience = self.config.early_stopping

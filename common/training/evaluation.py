@@ -81,7 +81,9 @@ def keep_buffers(model: nn.Module) -> Callable[[], None]:
 def average_buffers(accelerator: Accelerator, model: nn.Module) -> Callable[[], None]:
     """Average a model's buffers over ranks; return a function that restores this rank's own.
 
-    Buffers of integers, such as counters, stay as they are.
+    By default, training does not synchronise buffers, so each rank has its own statistics of batch
+    norm. With the averages, all ranks evaluate the same model. Buffers of integers, such as
+    counters, stay as they are.
     """
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if accelerator.num_processes == 1 or not buffers:

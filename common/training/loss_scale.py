@@ -16,7 +16,7 @@ class SharedScaler(torch.amp.GradScaler):
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Change the scale, but only in the call that follows the last optimizer's step.
 
-        `new_scale` is ignored, because Accelerate never passes one.
+        Accelerate never passes `new_scale`, which is only here because torch's method has it.
         """
         stages = [state["stage"] for state in self._per_optimizer_states.values()]
         if all(stage is OptState.STEPPED for stage in stages):

@@ -110,7 +110,7 @@ class Muon(Optimizer):
         starts: Tensors = parameters
         if group["orthogonal"]:
             directions = orthogonal_directions(directions, group["newton_schulz_steps"])
-            starts = with_rows_of_length_1(parameters)
+            starts = with_fixed_norms(parameters)
         updated: Tensors = torch._foreach_add(starts, directions, alpha=-group["lr"])
         if self.found_inf is not None:
             is_finite = self.found_inf == 0
@@ -190,8 +190,11 @@ def chosen(condition: torch.Tensor, tensors: Tensors, others: Tensors) -> Tensor
     return [torch.where(condition, tensor, other) for tensor, other in pairs]
 
 
-def with_rows_of_length_1(filters: Tensors) -> Tensors:
-    """Return filters scaled to the norm of a matrix whose rows have length 1: the root of rows."""
+def with_fixed_norms(filters: Tensors) -> Tensors:
+    """Return each filter scaled to a fixed norm: the square root of its number of rows.
+
+    A matrix whose rows have length 1 has this norm. Single rows may be longer or shorter.
+    """
     roots = [math.sqrt(len(weights)) for weights in filters]
     norms = torch._foreach_norm(filters)
     # FSDP2's tensors have no foreach function for these quotients.
@@ -214,6 +217,7 @@ def orthogonal_directions(directions: Tensors, steps: int) -> list[torch.Tensor]
         return [direction_of_shards(direction, steps) for direction in directions]
     filters = [in_order_of_memory(direction) for direction in directions]
     matrices = [filter.flatten(1) for filter in filters]
+    # Matrices of the same shape are made orthogonal together, in few large operations.
     numbers_of_equal: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
     for number, matrix in enumerate(matrices):
         key = (matrix.shape, matrix.dtype, matrix.device)

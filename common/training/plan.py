@@ -98,6 +98,8 @@ class Plan:
             group["lr"] *= self.rate_scale
         if self.peak_learning_rate is None:  # with several optimizers, the first one's rate counts
             self.peak_learning_rate = float(optimizer.param_groups[0]["lr"])
+        # These flags take effect only here. If a recipe leaves this call out, the run can thus
+        # report that they have no effect.
         flags = ("schedule", "warmup_steps", "scale_learning_rate", "base_batch_size")
         mark_read(self.config, *flags)
         return warmup_decay(optimizer, self.total_steps, self.warmup_steps, self.config.schedule)

@@ -71,6 +71,9 @@ def choose_precision(
 def launchers_precision() -> Precision:
     """Return the precision that the launcher asks for; "no" if it asks for no precision.
 
+    `accelerate launch` also says "no" if nobody has chosen a precision, so "no" is not a request
+    for fp32.
+
     Raises:
         UserError: `LAUNCHER_PRECISION_VARIABLE` names a precision that recipes lack.
     """

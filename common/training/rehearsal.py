@@ -7,8 +7,8 @@ class Rehearsal:
     """A short evaluation before the first update, which finds mistakes while they are cheap.
 
     The rehearsal is due at the first batch of each start. Until that batch is recorded, evaluations
-    read one batch, and then a batch with the same samples twice. Their figures are checked and
-    discarded.
+    read one batch, and then a batch with the same samples twice. The repetition shows whether the
+    recipe added up means where it should have added totals. The figures are checked and discarded.
 
     The rehearsal's state is one of these:
 

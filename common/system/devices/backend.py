@@ -37,7 +37,8 @@ def required_function(device: torch.device, name: str) -> BackendFunction:
     """Return a function of the device's module.
 
     Raises:
-        AttributeError: the module does not have this function.
+        AttributeError: the module does not have this function. A trial takes this error, which is
+            among the `UNSUPPORTED_ERRORS`, for a missing capability.
     """
     return getattr(device_module(device), name)
 

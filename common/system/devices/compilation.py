@@ -22,4 +22,5 @@ def has_compiler(device: torch.device) -> bool:
 
 def can_launch_graphs(device: torch.device) -> bool:
     """Whether a device can launch all kernels of a compiled model at once, as CUDA graphs do."""
+    # Torch's compiler records graphs on this type of device alone, which includes AMD's GPUs.
     return device.type == "cuda"

@@ -18,7 +18,10 @@ def use(device: torch.device) -> None:
 
 
 def current_device(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which `device` is the current device of its type."""
+    """Return a context in which `device` is the current device of its type.
+
+    It is for functions of a backend that take no device, and act on the current one.
+    """
     if is_accelerator(device) and device_count(device) > 1:
         return torch.accelerator.device_index(indexed(device).index)
     return nullcontext()

@@ -16,7 +16,10 @@ from common.system.devices.trials import UNSUPPORTED_ERRORS
 
 
 def has_own_memory_figures(device: torch.device) -> bool:
-    """Whether `device` reports how much of its memory tensors take; the CPU does not."""
+    """Whether `device` reports how much of its memory tensors take.
+
+    The CPU does not. For such a device, the memory of the process is measured instead.
+    """
     return allocated_bytes(device) is not None
 
 
@@ -26,7 +29,10 @@ def keeps_peaks(device: torch.device) -> bool:
 
 
 def memory_room(device: torch.device) -> tuple[int, int] | None:
-    """Return the free and the total bytes of the memory of `device`; None if they are unknown."""
+    """Return the free and the total bytes of the memory of `device`.
+
+    The result is None for a CPU, and for a device that does not report them.
+    """
     if not is_accelerator(device):
         return None
     # Ask the backend's own function first, then torch's general function.

@@ -37,7 +37,10 @@ def new_stream(device: torch.device) -> torch.Stream:
 
 
 def on_stream(stream: torch.Stream) -> AbstractContextManager[object]:
-    """Return a context in which work is queued on `stream`: the stream itself."""
+    """Return a context in which work is queued on `stream`: the stream itself.
+
+    Tests replace this function, because they simulate streams without a GPU.
+    """
     return stream
 
 

@@ -78,7 +78,11 @@ class LaunchedRun:
                 time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Ask a running run to save itself and end, and wait; kill it after `STOP_SECONDS`."""
+        """Ask a running run to save itself and end, and wait; kill it after `STOP_SECONDS`.
+
+        A tool does so when it needs no more of the run, and when an error or Ctrl-C ends the tool.
+        Nothing happens if the run has ended.
+        """
         if self.process is None or not self.is_running():
             return
         # A launcher may end before the recipe that it launched, so wait for all processes.

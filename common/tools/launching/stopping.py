@@ -13,6 +13,9 @@ STOPPED = 130  # exit status after Ctrl-C
 def stoppable(command_to_continue: str) -> Iterator[None]:
     """Let SIGTERM act like Ctrl-C in the `with` block, and say how to continue after either.
 
+    Both raise a `KeyboardInterrupt` in the block, so its clean-up can first stop a launched run. By
+    default, SIGTERM would end this process without any clean-up.
+
     Args:
         command_to_continue: the command that continues the work, for a message.
 

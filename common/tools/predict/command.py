@@ -30,7 +30,12 @@ MAX_BENCHMARKED = 10_000  # the most inputs that a benchmark reads
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Print the predictions, or the benchmark, that the command line asks for."""
+    """Print the predictions, or the benchmark, that the command line asks for.
+
+    Raises:
+        UserError: an argument is wrong, there is no usable model, or the input is empty or can't be
+            read.
+    """
     arguments = read_command_line(words)
     # These imports load torch, which --help does not need.
     from common.tools.predict.benchmark import benchmark

@@ -184,7 +184,7 @@ class Predictor:
         """
         description = self.input_description
         assert isinstance(description, ImageInput)
-        # Images of more than 8 bits are never refused, so there must be a white level.
+        # Without a white level, images of more than 8 bits a channel would be refused.
         pixel_format = PixelFormat(
             channels=description.channels,
             image_size=description.image_size,

@@ -46,7 +46,7 @@ def series_sample(values: Sequence[float]) -> Sample:
 
     Neighbours are alike, so n values of a series say less than n independent values. The count of
     the result is the number of independent values whose mean would be as uncertain as that of the
-    series. It is at least 2, and it is n for values without any spread.
+    series. It is at least 2, except for fewer than two values. It is n for values without spread.
 
     For a series that is autoregressive of order one, it is n (1 - r) / (1 + r), where r is the
     autocorrelation of neighbours (G. V. Bayley and J. M. Hammersley, "The 'effective' number of

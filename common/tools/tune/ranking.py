@@ -108,7 +108,7 @@ def trials_with_settings_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -
 
 
 def mean_over_seeds(trials: Sequence[FrozenTrial]) -> float:
-    """Return the mean over the seeds, where a seed that occurs more than once counts once."""
+    """Return the mean over the seeds; the trials of one seed count once, with their mean."""
     values_by_seed: dict[object, list[float]] = {}
     for trial in trials:
         values_by_seed.setdefault(trial.params.get(SEED), []).append(value_of(trial))

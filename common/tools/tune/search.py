@@ -154,7 +154,10 @@ class Search:
         )
 
     def trials(self) -> Iterator[Trial]:
-        """Yield the trials that a kill left unfinished, then new ones up to the limit."""
+        """Yield the trials that a kill or a signal left unfinished, then new ones up to the limit.
+
+        The limit counts all trials of the study, also failed ones.
+        """
         for unfinished in self.study.get_trials(states=(TrialState.RUNNING,)):
             if unfinished.params.keys() == self.space.keys():
                 yield Trial(self.study, unfinished._trial_id)
@@ -223,6 +226,9 @@ class Search:
 
     def result_of(self, trial: Trial, run: LaunchedRun, record: RunRecord | None) -> TrialResult:
         """Return the result of a trial whose run has ended.
+
+        A run that a signal stopped has no result. Its trial stays unfinished in the study, so that
+        a repetition of the search continues the run.
 
         Args:
             trial: the study's trial.

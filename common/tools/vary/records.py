@@ -1,4 +1,7 @@
-"""`vary.json` in the directory of variants: the command that the directory belongs to."""
+"""`vary.json` in the directory of variants: the command that the directory belongs to.
+
+Only the same command continues in the directory, so runs of different commands never mix there.
+"""
 
 from pathlib import Path
 

@@ -121,7 +121,10 @@ def compose_report(
 
 
 def compare_variants(finished: Mapping[str, Sequence[str]]) -> Comparison:
-    """Compare all runs; the runs of a variant are one group, whatever flags vary."""
+    """Compare all runs; the runs of a variant are one group, whatever flags vary.
+
+    Without labels, `compare` would take variants that differ only in --seed for one group.
+    """
     directories = [directory for runs in finished.values() for directory in runs]
     titles = [title for title, runs in finished.items() for _ in runs]
     return compare(read_runs(directories), labels=titles)
@@ -227,7 +230,10 @@ def remarks_on_verdicts(
 
 
 def way_to_validate(comparison: Comparison) -> str:
-    """Return how to get validation data, for runs that have none."""
+    """Return how to get validation data, for runs that have none.
+
+    A folder of variants belongs to one command, so a command with other flags needs another folder.
+    """
     share = comparison.runs[0].flags.get("validation_share")
     if share is None:
         return "add --validation-share 0.1"
@@ -241,6 +247,7 @@ def advice_on_seeds(sets_seed: bool) -> str:
 
     Args:
         sets_seed: whether the recipe's flags have a --seed of their own, which --seeds excludes.
+            A command without it is another command, which needs another folder.
     """
     way_on = "the same command with --seeds 3 keeps these runs and adds others"
     if sets_seed:

@@ -112,8 +112,9 @@ def train_all(
 ) -> dict[str, list[str]]:
     """Train each variant with each seed; return the directories of finished runs by title.
 
-    The variants keep their order, in which the baseline comes first. A variant without a finished
-    run is left out.
+    All variants train with one seed before the next seed, so an interrupted command leaves them
+    with about equally many runs. The result has the variants in their order, in which the baseline
+    comes first. A variant without a finished run is left out.
     """
     finished: dict[str, list[str]] = {variant.title: [] for variant in variants}
     for seed, variant in itertools.product(range(seeds), variants):
@@ -265,7 +266,10 @@ def claim(directory: Path, command: list[str]) -> None:
 
 
 def train_to_end(command: list[str], directory: Path) -> bool:
-    """Train a variant with one seed, or finish its training, and return whether it finished."""
+    """Train a variant with one seed, or finish its training, and return whether it finished.
+
+    A failure is printed and not raised, so that the other variants still train.
+    """
     with (
         CONSOLE.status(directory.name) as progress,
         closing(LaunchedRun(command, directory)) as run,
