@@ -24,6 +24,7 @@ def begin() -> None:
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
+        """End the program at Ctrl-C with exit status 1; rank 0 alone prints the sentence."""
         message = f"stopped by Ctrl-C before the first update; {LAUNCHER_TRACEBACKS}"
         raise SystemExit(message if is_main_rank() else 1)
 

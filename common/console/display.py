@@ -42,7 +42,8 @@ class LineLimit:
 
 
 def make_bar() -> progress.Progress:
-    """Return a bar with no task yet. A task needs the field `text`."""
+    """Return a bar with no task yet. `Display.begin` adds its only task, with the field `text`."""
+    # Without `markup=False`, rich would take "[...]" in a text for a style.
     text = partial(progress.TextColumn, markup=False)
     return progress.Progress(
         progress.SpinnerColumn(),
@@ -149,6 +150,7 @@ class Display:
         return f"epoch {epoch:.2f}  step {step}/{self.total_steps}"
 
     def close(self) -> None:
+        """Remove the bar, if there is one, at the end of a run or of the process."""
         if self.live is not None:
             self.live.stop()
         self.live = None

@@ -24,7 +24,11 @@ def say(message: str, style: str | None = None) -> None:
 
 
 def warn(message: str, *, every_rank: bool = False) -> None:
-    """Print a warning: on rank 0, or with `every_rank` on each rank that calls this."""
+    """Print a warning: on rank 0, or with `every_rank` on each rank that calls this.
+
+    `every_rank` is for a problem that one rank alone may have. Other ranks than 0 only print the
+    line: they have no bar and no listeners.
+    """
     if every_rank and not is_main_rank():
         print(f"rank {rank()}: {printable(message)}", flush=True)
     else:

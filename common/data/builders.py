@@ -61,7 +61,7 @@ class OpenedBuilder(NamedTuple):
 
     builder: "DatasetBuilder"
     arguments: LoadArguments  # for `load_dataset`, to read the same data
-    linked_folders: set[str]  # paths of symbolic links to folders that hold data
+    linked_folders: set[str]  # paths of links to folders; with `following`, `datasets` enters them
     notes: list[str]  # printed for the user
 
 
@@ -99,7 +99,7 @@ def open_builder(source: DataSource) -> OpenedBuilder:
 
 
 def glob_pattern(path: str) -> str:
-    """Return a pattern for `datasets` that matches this path alone."""
+    """Return a pattern for `datasets` that matches this path alone, even if it has *, ? or [."""
     return re.sub(r"([*?[])", r"[\1]", path)
 
 
@@ -147,6 +147,8 @@ def notes_on_files(builder: "DatasetBuilder", local_files: LocalFiles) -> list[s
 def refuse_file_in_two_splits(files_in_splits: list[str], folder: str) -> None:
     """Raise a `UserError` if a file is in two splits of a data set.
 
+    Without this check, a model could be evaluated on samples on which it was trained.
+
     Args:
         files_in_splits: the paths of the files of all splits; a file in two splits is here twice.
         folder: the folder of the data set, for the message.
@@ -166,6 +168,7 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
 
     Raises:
         UserError: a file can't be read, or has different columns from the others; a split is empty.
+            See also `open_builder` and `find_dialects`.
     """
     import datasets
     import huggingface_hub

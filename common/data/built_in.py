@@ -121,8 +121,8 @@ def read_paragraphs(library: Path) -> tuple[dict[str, int], list[int]]:
 def module_files(library: Path, module: str) -> list[Path]:
     """Return the Python files of a module or package of the standard library.
 
-    Files in folders named "test" are left out. The list is empty if this Python does not have the
-    module.
+    Files in folders named "test" are left out, because some builds of Python lack them. The list is
+    empty if this Python does not have the module.
 
     Args:
         library: the folder of the standard library.

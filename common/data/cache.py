@@ -167,7 +167,10 @@ def stamps_of(folder: Path) -> Stamps:
 
 
 def files_in(folder: Path) -> list[str]:
-    """Return the files in a cache relative to it, in order, without the file of the stamps."""
+    """Return the files in a cache relative to it, in order, without the file of the stamps.
+
+    That file is written last. So it can't have a stamp or a digest.
+    """
     return [
         str(path.relative_to(folder))
         for path in sorted(folder.rglob("*"))

@@ -20,7 +20,10 @@ DATA_WITH_COLUMNS = {
 
 
 class Columns:
-    """The columns of a data set, which are the same in all splits."""
+    """The columns of a data set, to find those of the labels, the texts and the images.
+
+    All splits have the same columns.
+    """
 
     def __init__(
         self, name: str, features: Mapping[str, Feature], values_of: ValuesOf | None
@@ -39,6 +42,8 @@ class Columns:
 
     def find_label(self, label_column: str | None) -> tuple[str, bool]:
         """Return the label column, and whether it is a guess by the values of the columns.
+
+        The caller tells the user of such a guess.
 
         Args:
             label_column: the value of `--label-column`; None: the column is inferred.
@@ -77,7 +82,7 @@ class Columns:
         return [column for column, feature in self.features.items() if isinstance(feature, types)]
 
     def find_texts(self, flag: str, text_columns: tuple[str, ...], label_column: str) -> list[str]:
-        """Return the one or two columns of text.
+        """Return the one or two columns of text: a sample is a text or a pair of texts.
 
         If the flag names no column, all columns of strings are taken, except the label column and
         row numbers. If there are more than two of these, only those that hold free text are taken.

@@ -182,6 +182,7 @@ def zeros_error(path: str, head: bytes) -> UserError:
             advice=conversion_advice(path, encoding),
         )
     advice = "save the table as CSV in UTF-8"
+    # A text in UTF-8 with a few stray zero bytes can be read without these bytes.
     if has_few_zeros(head) and is_beginning_of_utf8(head):
         command = f"tr -d '\\000' < {quoted(path)} > new.csv"
         advice = with_posix_command("remove the zero bytes", command)

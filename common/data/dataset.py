@@ -42,7 +42,8 @@ class DatasetSamples(Samples):
     """A map-style data set of torch or of Hugging Face, read sample by sample.
 
     Before each sample, the random generators of the CPU are seeded by seed, epoch and sample index.
-    So random transforms change with the epoch, but do not depend on workers, ranks or resumes.
+    So random transforms change with the epoch, but do not depend on workers, ranks or resumes. In
+    an evaluation, a transform draws the same numbers for a sample each time.
     """
 
     def __init__(self, dataset: MapStyle, collate_fn: Collate = default_collate):
@@ -62,7 +63,9 @@ class DatasetSamples(Samples):
     def fingerprint(self) -> str | None:
         """Return the attribute ``fingerprint`` of the data set if it is a string.
 
-        Otherwise, return a digest of a few samples.
+        A recipe can set this attribute if a digest of samples is not possible, for example because
+        they are random. Without the attribute, return a digest of a few samples, or None if there
+        can be none.
         """
         fingerprint_of_dataset = getattr(self.dataset, "fingerprint", None)
         if isinstance(fingerprint_of_dataset, str):
@@ -72,7 +75,7 @@ class DatasetSamples(Samples):
     def read_for_fingerprint(self, index: int) -> list[object]:
         """Return a list with the sample at an index, without the collate function.
 
-        The collate function may not take a single sample. The seed is always 0, not that of the
+        The collate function may fail on a single sample. The seed is always 0, not that of the
         run, because the digest must be the same for runs with different seeds.
         """
         with preserved_generators():
@@ -150,13 +153,17 @@ class Data:
             if name != "train":  # a run needs this one
                 advice += ", or remove it from Data(...)"
             raise empty_split_error(self.name, name, advice)
-        # The lengths of samples in blocks are known only when a block is read.
+        # The lengths of samples in blocks, such as row groups of parquet files, are known only when
+        # a block is read.
         if split.lengths is not None and split.blocks is None:
             self.check_lengths(name, split)
         return split
 
     def check_lengths(self, name: str, split: Samples) -> None:
-        """Make the lengths an array; raise a `UserError` unless each sample has one."""
+        """Make the lengths an array; raise a `UserError` unless each sample has one.
+
+        The order of samples reads this array, to give a batch samples of similar length.
+        """
         if not isinstance(split.lengths, np.ndarray):
             split.lengths = np.asarray(split.lengths, dtype=np.int64)
         if split.lengths.shape != (len(split),):

@@ -55,7 +55,7 @@ def prepare_images(
     channels: int | None = None,
     white_level: int | None = None,
 ) -> ImageFacts:
-    """Fill a cache folder with a data set of images, and return facts about it.
+    """Fill a cache folder with a data set of images, and return facts about it, for `cache.cached`.
 
     The folder gets, for each split, uint8 images [samples, size, size, channels] and int64 labels
     [samples]. A streamed data set is not decoded now: the folder gets the places of its row groups,
@@ -172,7 +172,10 @@ def prepare_decoded_images(
 def format_of_split(
     table: Tables, column: str, source: DataSource, requested: RequestedFormat
 ) -> tuple[PixelFormat, bool]:
-    """Examine all images of the first split; see `choose_format`."""
+    """Return the format for all images, and whether the first split has images of another size.
+
+    All images of the first split are examined: see `choose_format`.
+    """
     examine = Examiner(source, table.first_role)
     split = table.splits[table.first_role]
     lists = read_images(split, column, examine, EXAMINED_BYTES)
@@ -261,8 +264,9 @@ def paths_of(split: "Dataset", column: str) -> Iterator[str | None]:
 def write_paths(file: Path, paths: Iterable[str | None], location: str) -> None:
     """Write the paths of images as JSON, relative to the data set's folder.
 
-    `ImageSamples.files` reads them. Nothing is written if an image has no path, because positions
-    in the list would no longer be sample indices.
+    `ImageSamples.files` reads them, so that a tracker can show which file an image comes from.
+    Nothing is written if an image has no path, because positions in the list would no longer be
+    sample indices.
 
     Args:
         location: the location of the `DataSource`.

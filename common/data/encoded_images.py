@@ -35,7 +35,10 @@ Result = TypeVar("Result")
 
 
 class EncodedImages(Samples, Generic[Result]):
-    """The encoded images of a split, which workers read in their order; nothing trains on them."""
+    """The encoded images of a split, which workers read in their order.
+
+    Nothing trains on them. They are `Samples` only because `Workers` takes no other class.
+    """
 
     def __init__(
         self, split: "Dataset", column: str, read: Callable[[EncodedImage], Result]

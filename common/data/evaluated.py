@@ -59,7 +59,10 @@ def read_evaluated_model(model: str) -> EvaluatedModel:
 
 
 def format_of(facts: InitialFacts) -> RequestedFormat:
-    """Return the format that the facts about a model state; facts of another type are left out."""
+    """Return the format that the facts about a model state.
+
+    A fact that is not an integer is left out: a user's copy of a recipe may state anything there.
+    """
     stated = RequestedFormat(
         integer_or_none(facts.image_size),
         integer_or_none(facts.channels),
@@ -145,7 +148,10 @@ def own_configuration(config: TrainingConfig) -> str | None:
 
 
 def names_data_of(trained: TrainedOn, dataset: str) -> bool:
-    """Whether `--dataset`, a name or a path of any form, names the data that a run trained on."""
+    """Whether `--dataset`, a name or a path of any form, names the data that a run trained on.
+
+    The configuration is not compared, because `own_configuration` is still to find it.
+    """
     if dataset == trained.dataset:
         return True
     path = os.path.expanduser(dataset)
@@ -154,6 +160,8 @@ def names_data_of(trained: TrainedOn, dataset: str) -> bool:
 
 def is_same_place(trained: TrainedOn, location: str, configuration: str | None) -> bool:
     """Whether a run was trained on the data set at this place, which may have changed since.
+
+    If so, only the samples that this run held out are evaluated.
 
     Args:
         location: a Hub id, an absolute path, or a built-in name.

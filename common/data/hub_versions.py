@@ -11,6 +11,9 @@ def hub_commit(
 ) -> str | None:
     """Return the current commit of a Hub repository.
 
+    The commit is the fingerprint of a data set of the Hub. Callers also use it to find out whether
+    a data set or a model can be loaded.
+
     The Hub has 3 s to answer. If it does not answer or does not have the repository, the commit is
     that of the local cache.
 

@@ -26,7 +26,9 @@ class ExaminedImage(NamedTuple):
 class Examiner:
     """Examines images of one split, most of them without decoding them.
 
-    It can be pickled, so that workers can use it.
+    Only images of more than 8 bits a channel are decoded, to find their largest value.
+
+    An examiner can be pickled, so that workers can use it.
     """
 
     source: DataSource
@@ -59,7 +61,7 @@ def choose_format(
       channel. It is None if there are no such images.
 
     Args:
-        images: those of the first split.
+        images: those of the first split, or a sample of them.
 
     Returns:
         The format, and whether one or more of the images have another size.

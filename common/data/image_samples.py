@@ -28,6 +28,7 @@ LOW_BITS = 2**30 - 1  # all but the highest of the 31 random bits of an image
 class ImageSamples(Samples):
     """One split of images with labels, cached or streamed, which are augmented and scaled."""
 
+    # A recipe sets the first two for the training split.
     max_shift = 0  # pixels by which a training image is shifted at most
     flip = False  # whether half of the training images are mirrored
     paths_file: Path | None = None  # JSON with the images' paths, if they are known
@@ -39,7 +40,10 @@ class ImageSamples(Samples):
 
     @property
     def files(self) -> list[str] | None:
-        """The images' paths within the data set, in their order; None if they are not known."""
+        """The images' paths within the data set, in their order; None if they are not known.
+
+        A tracker shows them beside images that the model takes for another class.
+        """
         if self.paths_file is None or not self.paths_file.is_file():
             return None
         return json.loads(self.paths_file.read_text(encoding="utf-8"))

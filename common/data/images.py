@@ -87,8 +87,9 @@ def load_images(
     With `--streaming`, they are decoded when a batch needs them.
 
     Args:
-        image_size: height and width of all images, in pixels; None: as the weights of `--init-from`
-            or `--evaluate-only` were trained, or else as the data's images, 224 at most.
+        image_size: height and width of all images, in pixels; None: as published weights of
+            `--init-from` or the model of `--evaluate-only` were trained, or else as the data's
+            images, 224 at most.
         image_column, label_column: the flags of these names; None: the column is inferred.
         dtype: the dtype of the images in a batch.
         init_from: the weights with which training begins; images are scaled as they expect it.
@@ -98,7 +99,7 @@ def load_images(
     """
     initial = initial_facts(init_from)
     size = image_size or initial.published_size or format_of_evaluated(source).image_size
-    folder, facts, arrays = decoded(source, size, image_column, label_column)
+    folder, facts, arrays = prepared_images(source, size, image_column, label_column)
     image_format = format_of_batches(facts, initial, init_from)
     return ImageData(
         name=source.name,
@@ -114,14 +115,16 @@ def load_images(
 
 
 def format_of_evaluated(source: DataSource) -> RequestedFormat:
-    """Return the format of the model that is evaluated; nothing is requested without one."""
+    """Return the format that the evaluated model requires; all values are None without a model."""
     return RequestedFormat() if source.evaluated is None else source.evaluated.requested_format
 
 
-def decoded(
+def prepared_images(
     source: DataSource, size: int | None, image_column: str | None, label_column: str | None
 ) -> tuple[Path | None, ImageFacts, Arrays]:
     """Return the cache folder of a data set (None if synthetic), its facts and its arrays.
+
+    If the data are not in the cache, they are prepared first.
 
     Args:
         size: height and width, in pixels; None: the images determine it.
@@ -213,7 +216,9 @@ def image_splits(
     image_format: ImageFormat,
     dtype: torch.dtype,
 ) -> dict[str, ImageSamples]:
-    """Return the samples of each split: streamed if the data have an index, else from the cache.
+    """Return the samples of each split, streamed or from the cache.
+
+    They are streamed if the facts have an index, which says how to read the parquet files.
 
     Args:
         folder: the folder of the cache; None: the images are synthetic, and have no paths.

@@ -147,7 +147,9 @@ class IterableSamples(Samples):
         return batch["batch"]
 
     def go_on_after(self, batch: Batch | None) -> None:
-        """Have this process go on reading instead of a worker that has ended.
+        """Have this process go on reading instead of its worker, which was killed.
+
+        The worker is killed if the run is asked to stop while this process waits for a batch.
 
         This process reads from the end of the last batch that the worker sent, so no sample is
         lost. If the worker sent none, this process reads from the position of training.
@@ -162,8 +164,8 @@ class IterableSamples(Samples):
     def example(self, size: int, length: int) -> Batch:
         """Return the shapes of a batch on the meta device, which holds no values.
 
-        The batch is made of copies of one sample. The position of the data set is restored
-        afterwards.
+        It serves to count the operations of a model. The batch is made of copies of one sample. The
+        position of the data set is restored afterwards, so that training misses no sample.
 
         Args:
             size: samples of the batch.

@@ -32,7 +32,11 @@ class TrainingFlops(NamedTuple):
     per_squared_token: float = 0.0
 
     def total(self, samples: float, tokens: float, squared_tokens: float) -> float:
-        """Return the operations of `samples` samples that have `tokens` tokens together."""
+        """Return the operations of `samples` samples that have `tokens` tokens together.
+
+        Args:
+            squared_tokens: the sum over samples of the square of their tokens.
+        """
         return (
             self.per_sample * samples
             + self.per_token * tokens
@@ -171,7 +175,7 @@ def parabola_through(counts: dict[float, float]) -> TrainingFlops:
 def count_operations(
     model: nn.Module, compute_loss: ComputeLoss, batch: Batch, tensors: dict[str, torch.Tensor]
 ) -> float:
-    """Return the operations of one forward and backward pass.
+    """Return the operations of one forward and backward pass, which leaves the model unchanged.
 
     Args:
         batch: one sample, or several, whose operations are all counted.

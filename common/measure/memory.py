@@ -153,7 +153,10 @@ def peaks(device: torch.device) -> Peaks:
 
 
 def since_reset(device: torch.device) -> Peaks:
-    """Return the peaks since the marks of the device or the system were last reset."""
+    """Return the peaks since the marks of the device or the system were last reset.
+
+    For a device that reports its memory but keeps no peaks, return the memory in use now.
+    """
     device_peaks = devices.peak_bytes(device)
     if device_peaks is not None:
         return device_peaks
@@ -164,10 +167,10 @@ def since_reset(device: torch.device) -> Peaks:
 def process_peak() -> Peaks:
     """Return the most bytes resident in the process since the mark was last reset.
 
-    The second of the two numbers, the bytes reserved, is always 0.
+    Linux keeps such a mark. On other systems, return what `resident_bytes` knows. The second of the
+    two numbers, the bytes reserved, is always 0.
     """
     try:
-        # Linux keeps a high-water mark.
         status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
         status = ""
@@ -177,7 +180,10 @@ def process_peak() -> Peaks:
 
 
 def forget_peaks(device: torch.device) -> None:
-    """Forget all peaks until now; call it outside of any `MemoryTracker`."""
+    """Forget all peaks until now; call it outside of any `MemoryTracker`.
+
+    Trials of batch sizes call this at their end, because a run reports the peaks of its training.
+    """
     with MemoryTracker(device):  # this resets the marks
         pass
     EARLIER[devices.indexed(device)] = [(0, 0)]

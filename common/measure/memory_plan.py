@@ -63,7 +63,8 @@ class MemoryPlan:
         Args:
             loader: the training loader, for the length of the longest batch.
             when_measured: is called once, after the first updates have been measured, with the
-                share of the device's memory that the plan takes.
+                share of the device's memory that the plan takes. On a CPU, the run then decides
+                whether there is room to keep freed memory.
         """
         self.accelerator = accelerator
         self.device = accelerator.device
@@ -150,12 +151,18 @@ class MemoryPlan:
             self.complete()
 
     def measure_gradients(self, *unused: object) -> None:
-        """Measure the gradients; the optimizer calls this before each of the first updates."""
+        """Measure the gradients; the optimizer calls this before each of the first updates.
+
+        All gradients exist then. Afterwards the recipe frees them.
+        """
         gradients = (p.grad for p in self.model.parameters() if p.grad is not None)
         self.measured["gradients"] = mebibytes(gradients)
 
     def complete(self) -> None:
-        """Plan activations and workspace from the first updates, and print them; only once."""
+        """Plan activations and workspace from the first updates, and print them.
+
+        Then call `when_measured`. Without a micro-batch so far, or at a second call, do nothing.
+        """
         if self.tracker is None or "workspace" in self.planned:
             return
         self.first_updates.close()

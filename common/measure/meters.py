@@ -116,7 +116,10 @@ class Meters:
                 )
 
     def use_accumulation(self, accumulation: int) -> None:
-        """Prepare for updates of `accumulation` micro-batches, before the first is counted."""
+        """Prepare for updates of `accumulation` micro-batches, before the first is counted.
+
+        `--auto-batch-size` chooses this number after the meters have been made.
+        """
         self.sums = TrainingSums(self.device, accumulation)
 
     def start(self) -> None:

@@ -55,7 +55,8 @@ class Evaluation(dict[str, float]):
         """Keep the figures, and what `evident_means` needs.
 
         Args:
-            first_batches: this rank's first batches, at most two; empty if no mean is to be found.
+            first_batches: this rank's first batches, at most two. Without them, `evident_means`
+                finds nothing.
             finish: the argument of the same name of `Sums`.
         """
         super().__init__(figures)
@@ -208,7 +209,11 @@ class Sums:
         self.elements[name] = self.elements.get(name, 0.0) + elements
 
     def refuse_if_taken(self, name: str, others: Mapping[str, object]) -> None:
-        """Raise a `UserError` if a name means the number of samples, or is one of the `others`."""
+        """Raise a `UserError` if a name is "count", or is one of the `others`.
+
+        Args:
+            others: the names that the other one of `add` and `record` has used.
+        """
         if name == "count":
             conflict = "reserved for the number of samples"
         elif name in others:
@@ -274,7 +279,9 @@ class Sums:
                     values[name] = total / totals["count"]
         figures = {name: figure(name, value) for name, value in values.items()}
         figures["count"] = int(totals["count"])
-        if self.recorded:  # recorded values are means by definition, so no mistake is to be found
+        # Recorded values are means by definition, and `first_batches` lacks them. So a recipe that
+        # calls `record` is not checked, even if it calls `add` as well.
+        if self.recorded:
             return Evaluation(figures)
         return Evaluation(figures, self.first_batches, self.finish)
 

@@ -95,7 +95,10 @@ def two_sum(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def normalised(high: torch.Tensor, low: torch.Tensor) -> PairTotal:
-    """Return the sum of two tensors as a total, whose first part is the rounded sum."""
+    """Return the sum of two tensors as a total, whose first part is the rounded sum.
+
+    After an addition, `low` may have become larger than a rounding error of `high`.
+    """
     return PairTotal(*two_sum(high, low))
 
 

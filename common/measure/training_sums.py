@@ -9,6 +9,7 @@ from typing import TypedDict
 import torch
 from accelerate import Accelerator
 
+from common.errors import UserError
 from common.measure.totals import (
     Total,
     elements_total,
@@ -22,6 +23,16 @@ from common.ranks.agreement import gather_from_ranks
 from common.system import devices
 
 SumsAndCounts = dict[str, tuple[float, float]]  # the sum and number of each metric's elements
+
+
+def version_of(value: Value) -> int | None:
+    """Return how often a tensor was changed in place; None if torch does not count its changes.
+
+    Torch counts none for numbers, and none for tensors of `torch.inference_mode`.
+    """
+    if not isinstance(value, torch.Tensor) or value.is_inference():
+        return None
+    return value._version
 
 
 class TrainingSumsState(TypedDict):
@@ -57,6 +68,8 @@ class TrainingSums:
         devices.has_float64(device)  # asked now, because the first answer waits for the device
         self.last_update: deque[Value] = deque(maxlen=accumulation)  # losses of micro-batches
         self.pending: list[dict[str, Value]] = []  # micro-batches that are not in the sums yet
+        # The version of each pending tensor when it was recorded; see `version_of`.
+        self.pending_versions: list[dict[str, int | None]] = []
         # The sum of all elements of a metric's tensors, on the device, and the number of elements.
         self.sums: dict[str, Total] = {}
         self.sizes: dict[str, float] = {}
@@ -84,7 +97,9 @@ class TrainingSums:
         }
         if "loss" in measured_metrics:
             refuse_another_loss(measured_loss, measured_metrics["loss"], "run.record")
-        self.pending.append({"loss": measured_loss, **measured_metrics})
+        measured = {"loss": measured_loss, **measured_metrics}
+        self.pending.append(measured)
+        self.pending_versions.append({name: version_of(value) for name, value in measured.items()})
         mean_loss = measured_loss
         if isinstance(measured_loss, torch.Tensor) and measured_loss.ndim:
             mean_loss = mean_of(measured_loss)
@@ -93,7 +108,12 @@ class TrainingSums:
             self.fold()
 
     def fold(self) -> None:
-        """Add the pending micro-batches to the sums."""
+        """Add the pending micro-batches to the sums.
+
+        Raises:
+            UserError: the recipe has changed a tensor in place since it recorded it.
+        """
+        self.refuse_changed_tensors()
         names = dict.fromkeys(chain.from_iterable(self.pending))
         for name in names:
             numbers: list[float] = []
@@ -117,6 +137,22 @@ class TrainingSums:
                 total, count = self.numbers.get(name, (0.0, 0.0))
                 self.numbers[name] = (total + math.fsum(numbers), count + len(numbers))
         self.pending.clear()
+        self.pending_versions.clear()
+
+    def refuse_changed_tensors(self) -> None:
+        """Raise a `UserError` if a pending tensor has another value than when it was recorded.
+
+        Pending tensors are not copied, because a copy would cost time in each micro-batch.
+        """
+        for metrics, versions in zip(self.pending, self.pending_versions, strict=True):
+            for name, value in metrics.items():
+                if version_of(value) != versions[name]:
+                    raise UserError(
+                        f"the recipe changed the tensor {name!r} in place after run.record(...), "
+                        "before its value was added up",
+                        advice=f"pass a copy to run.record, as in {name}.clone()",
+                        every_rank=True,
+                    )
 
     def is_left_on_host(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is on the host while training runs on a device.
@@ -182,7 +218,10 @@ class TrainingSums:
         return means
 
     def last_loss(self) -> float:
-        """Return this rank's mean loss of the last update; NaN if there was no update."""
+        """Return this rank's mean loss of the last update; NaN if there was no update.
+
+        The summary of a run has this loss.
+        """
         return float(torch.tensor([*self.last_update]).mean())
 
     def state_dict(self) -> TrainingSumsState:

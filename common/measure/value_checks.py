@@ -42,7 +42,7 @@ def measured_value(name: str, value: Measured, caller: str) -> Value:
     if isinstance(value, (bool, int, float, np.number, np.bool_)) and not np.iscomplexobj(value):
         return float(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return torch.from_numpy(value)
+        return torch.from_numpy(value.copy())  # the recipe may fill the same array again
     raise UserError(
         f"{caller} got {name!r} as a value of type {type(value).__name__}",
         advice="pass a tensor or a number",
@@ -51,8 +51,9 @@ def measured_value(name: str, value: Measured, caller: str) -> Value:
 
 
 def refuse_another_loss(loss: Value, metric: Value, caller: str) -> None:
-    """Raise a `UserError` if a metric is named "loss" and its value is not the loss.
+    """Raise a `UserError` if the metric named "loss" is another value than the loss.
 
+    Both would be logged under one name. A recipe may pass its loss a second time as a metric.
     Tensors are compared by their address, which does not wait for the device.
     """
     if isinstance(loss, torch.Tensor) and isinstance(metric, torch.Tensor):

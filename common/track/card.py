@@ -1,5 +1,6 @@
 """The model card: the `README.md` of a run's `model` folder, ready for `hf upload`."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -71,7 +72,10 @@ def model_card(
 
 
 def task_of(description: Mapping[str, object]) -> str | None:
-    """Return the Hub's name of a model's task; None if the task has none."""
+    """Return the Hub's name of a model's task; None if the task has none.
+
+    The card of a model without such a name has no results in its metadata, and no command.
+    """
     for key, task in TASK_BY_DESCRIPTION_KEY.items():
         if key in description:
             return task
@@ -109,11 +113,12 @@ def card_metadata(
             metric_value=summary[name],
         )
         for name in metrics_of_split(split, summary)
-        if task is not None and summary[name] is not None
+        if task is not None and math.isfinite(summary[name])  # the Hub takes no NaN
     ]
     metadata = ModelCardData(
         model_name=description["name"],
         eval_results=results or None,
+        # The Hub names a data set OWNER/NAME.
         datasets=[dataset_id] if "/" in dataset_id else None,
         pipeline_tag=task,
         # Only a model of Transformers comes with files, such as its tokenizer's.
@@ -138,7 +143,10 @@ def result_rows(split: Split, summary: Mapping[str, float]) -> list[tuple[str, s
 
 
 def flags_as_text(config: TrainingConfig, given_flags: Flags, all_of_them: bool = False) -> str:
-    """Return a run's flags as on a command line, without flags at their defaults; else "none".
+    """Return a run's flags as on a command line; "none" if all of them have their defaults.
+
+    Flags at their defaults are left out. The text is in the card and, with `all_of_them`, in
+    `config.json`.
 
     Args:
         config: the recipe's flags, for their names, defaults and roles.

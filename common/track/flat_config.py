@@ -29,10 +29,13 @@ GROUPS = (
 def flat(run_config: RunConfig) -> dict[str, JsonValue]:
     """Return a run's facts as one flat table, because W&B sorts and filters runs by its columns.
 
-    A flag's column has the flag's name. Every other fact's column is ``group/name``.
+    A flag's column has the flag's name. Every other fact's column is ``group/name``. A recipe's own
+    flag may have the name of a group, and its column is then ``config/name``.
     """
     facts = run_config.to_json()
-    columns = dict(run_config.flags)
+    columns: dict[str, JsonValue] = {}
+    for name, value in run_config.flags.items():
+        columns[f"config/{name}" if name in GROUPS else name] = value
     for name in GROUPS:
         if name in facts:
             columns |= columns_of(name, facts[name])

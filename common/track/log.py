@@ -75,10 +75,10 @@ class Log:
         run_config: RunConfig,
         position_figures: Callable[[], Mapping[str, float]],
     ) -> None:
-        """Open the tracker and `metrics.jsonl`, and print the plan of the run.
+        """Open the files and the tracker, print the plan of the run, and begin to show progress.
 
-        A resumed run repeats the current step and later steps, so their rows are removed from the
-        file.
+        A resumed run repeats the current step and later steps, so their rows are removed from
+        `metrics.jsonl`.
 
         Args:
             position_figures: returns where training is now, as figures by name: the step, the
@@ -166,6 +166,8 @@ class Log:
     def write_row(self) -> None:
         """Write the row of the step that is over: to the file and the tracker, with its media.
 
+        Other ranks than 0 have no file, and drop their row.
+
         Raises:
             TrainingError: the row can't be written.
         """
@@ -179,7 +181,9 @@ class Log:
                 self.tracker.log(row)
 
     def write_to_file(self, file: TextIO, row: Mapping[str, float]) -> None:
-        """Add a row to `metrics.jsonl`; close the file if that fails.
+        """Add a row to `metrics.jsonl`.
+
+        If that fails, the file is closed, and no further row is written to it.
 
         Raises:
             TrainingError: the row can't be written.

@@ -279,6 +279,8 @@ def is_proportion(name: str) -> bool:
     """Return whether a metric's name says that it is the share of samples with some property.
 
     Names such as ``accuracy`` and ``top5_accuracy`` say this. A balanced accuracy is no such share.
+    The tools compute the error of a share from the number of samples, and show differences of
+    shares in percentage points.
     """
     words = name.rpartition("/")[2].split("_")
     return "accuracy" in words and "balanced" not in words

@@ -27,9 +27,11 @@ class PendingRow:
 
     def __init__(self) -> None:
         self.figures: dict[str, float] = {}
-        self.latest: dict[str, float] = {}  # the latest value of each figure of all rows
+        # The latest value of each figure that any row has had, for the summary of the run.
+        self.latest: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float]) -> None:
+        """Add figures to the row; they replace figures of the same names."""
         self.figures |= values
         self.latest |= self.figures
 

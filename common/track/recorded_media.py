@@ -192,7 +192,7 @@ class RecordedMedia:
         self.entries = []
         for entry in entries:
             try:
-                with writing(str(self.folder)):
+                with writing(str(self.folder)):  # turns an `OSError` into a `UserError`
                     entry.write(self.folder)
             except UserError as mistake:
                 warn(f"{entry.name!r} is not logged, because {mistake.message}")

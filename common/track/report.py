@@ -191,7 +191,7 @@ def show_summary(
     last_step = f"{summary[STEP]:,.0f}"
     best = "" if kept_step == last_step else f", the best of {last_step}"
     rows.append(["model", f"of update {kept_step}{best}"])
-    if THROUGHPUT in summary:
+    if THROUGHPUT in summary:  # a run that only evaluates has no figures of speed and memory
         rows.append(["peak memory", f"{peak_memory(summary):,.0f} MiB"])
     if memory:
         rows.append(["planned → taken", f"MiB: {comparison_text(memory)}"])

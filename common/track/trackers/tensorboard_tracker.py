@@ -25,7 +25,7 @@ class TensorBoardTracker(Tracker):
         accelerator.project_configuration.set_directories(str(run.directory))
         accelerator.log_with = filter_trackers(["tensorboard"], run.directory)
         accelerator.init_trackers("tensorboard")
-        if not accelerator.trackers:
+        if not accelerator.trackers:  # Accelerate leaves out a tracker that is not installed
             raise TrackerMissingError("TensorBoard is not installed", "run pip install tensorboard")
         self.accelerator = accelerator
         self.shown = "TensorBoard, and metrics.jsonl"
@@ -59,4 +59,5 @@ class TensorBoardTracker(Tracker):
             writer.add_histogram(entry.name, values, entry.step)
 
     def finish(self, summary: Mapping[str, float], exit_code: int) -> None:
+        """Close the event files; TensorBoard gets no summary."""
         self.accelerator.end_training()

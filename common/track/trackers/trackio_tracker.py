@@ -142,7 +142,7 @@ class TrackioTracker(Tracker):
         self.native.log(media, step=entry.step)
 
     def finish(self, summary: Mapping[str, float], exit_code: int) -> None:
-        """Wait until all rows are written."""
+        """Wait until all rows are written; trackio gets no summary."""
         with silence():
             self.accelerator.end_training()
             self.trackio.finish()  # otherwise trackio would finish again, and print, at the exit
@@ -159,7 +159,7 @@ def import_trackio() -> ModuleType:
         import trackio.fragments
         import trackio.sqlite_storage
     except ModuleNotFoundError as problem:
-        if problem.name != "trackio":
+        if problem.name != "trackio":  # trackio is there, but lacks a module that it needs
             raise
         raise TrackerMissingError("trackio is not installed", f"run {INSTALL}") from None
     return trackio

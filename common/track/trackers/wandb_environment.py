@@ -13,7 +13,8 @@ if TYPE_CHECKING:  # a run imports only its own tracker
     import wandb
 
 MAX_VALUE_LENGTH = 64  # characters of a rejected variable's value that an error shows
-PROBE_BYTES = 2**16  # bytes written to a folder to see whether it takes W&B's files
+# Bytes written to a folder to see whether it takes W&B's files. A full disk may take an empty file.
+PROBE_BYTES = 2**16
 SERVER_SECONDS = 5.0  # time for the server to accept a connection, and again to answer
 
 
@@ -83,7 +84,10 @@ def wandb_settings() -> "wandb.Settings":
 
 
 def wandb_folder(directory: Path) -> Path:
-    """Return the folder for W&B's files: WANDB_DIR, or `directory` if WANDB_DIR isn't writable."""
+    """Return the folder for W&B's files: WANDB_DIR, or the run's directory.
+
+    The run's directory is used if WANDB_DIR is not set, or with a warning if it can't be written.
+    """
     chosen_folder = os.environ.get("WANDB_DIR")
     if not chosen_folder:
         return directory

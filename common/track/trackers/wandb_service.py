@@ -77,6 +77,7 @@ class ServiceWatch(threading.Thread):
                 self.kill_service()
 
     def kill_service(self) -> None:
+        # Set this first: the waiting call fails as soon as the service is gone, and then reads it.
         self.has_killed_service = True
         for service in self.services:
             with suppress(psutil.Error):

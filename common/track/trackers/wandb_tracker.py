@@ -83,10 +83,12 @@ class WandbTracker(Tracker):
             self.wandb_run.define_metric(name, hidden=True)  # such metrics make no useful charts
 
     def restore_rows(self, earlier_rows: Sequence[Mapping[str, float]]) -> None:
-        """Log once more the earlier rows that W&B lost."""
+        """Log once more the earlier rows that W&B lost, and find the best value of the others."""
         for row in earlier_rows:
             if row[STEP] >= self.wandb_run.step:  # the next step that W&B expects
                 self.log(row)
+            else:
+                self.note_best(row)
 
     def log(self, row: Mapping[str, float]) -> None:
         top_values = {
@@ -96,15 +98,16 @@ class WandbTracker(Tracker):
             # Commit at once. Otherwise W&B would write the last row after the summary, and replace
             # it.
             self.wandb_run.log({**top_values, **row}, step=int(row[STEP]), commit=True)
-            value = row.get(f"val/{self.objective.metric}")
-            if value is not None:
-                self.note_best(value)
+            self.note_best(row)
 
-    def note_best(self, value: float) -> None:
-        """Keep the best value so far in W&B's summary.
+    def note_best(self, row: Mapping[str, float]) -> None:
+        """Keep the objective's best value so far in W&B's summary, as `summary.json` names it.
 
-        It has the name that `summary.json` and sweeps use.
+        Until the run ends, W&B itself keeps only the latest value there. Sweeps use the best.
         """
+        value = row.get(f"val/{self.objective.metric}")
+        if value is None:
+            return
         values = [value] if self.best is None else [self.best, value]
         self.best = self.objective.best(values)
         if self.best is not None:  # None: no value so far is a number

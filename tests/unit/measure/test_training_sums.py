@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,6 +72,41 @@ def test_training_sums_keep_no_graph() -> None:
     pending = [*sums.pending[0].values(), sums.last_update[-1]]
     assert len(pending) == 4
     assert not any(tensor.requires_grad for tensor in pending)
+
+
+@pytest.mark.parametrize("changed", ["loss", "metric", "view of the metric"])
+@pytest.mark.parametrize("micro_batches", [1, TrainingSums.FOLD_EVERY - 1, TrainingSums.FOLD_EVERY])
+def test_tensor_that_changes_after_it_was_recorded_is_refused(
+    changed: str, micro_batches: int
+) -> None:
+    """Its value is added up later, so the logged mean would be wrong."""
+    sums = TrainingSums(torch.device("cpu"), accumulation=1)
+    loss = torch.ones(())
+    metric = torch.ones(3)
+    tensors = {"loss": loss, "metric": metric, "view of the metric": metric[1:]}
+
+    def record_and_change() -> None:
+        for _ in range(micro_batches):
+            sums.add(loss, {"metric": metric})
+            tensors[changed].add_(1.0)
+        sums.take()
+
+    with pytest.raises(UserError, match=r"'(loss|metric)' in place .* as in \w+.clone\(\)"):
+        record_and_change()
+
+
+def test_values_that_are_copied_may_change() -> None:
+    """Clones, numbers and arrays keep the value that was recorded."""
+    sums = TrainingSums(torch.device("cpu"), accumulation=1)
+    running = torch.zeros(())
+    array = np.zeros(2)
+    with torch.inference_mode():
+        inferred = torch.ones(2)
+    for _ in range(4):
+        sums.add(running.clone(), {"array": array, "inferred": inferred})
+        running += 1.0
+        array += 1.0
+    assert sums.take() == {"loss": (6.0, 4.0), "array": (12.0, 8.0), "inferred": (8.0, 8.0)}
 
 
 def test_another_value_of_the_loss_is_refused() -> None:

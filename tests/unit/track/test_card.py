@@ -74,6 +74,17 @@ def test_model_of_another_task_has_a_card() -> None:
     assert "recipes predict" not in card.text
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_metadata_has_no_value_that_is_not_finite(value: float) -> None:
+    """The Hub takes no such value; the table for people has it."""
+    data = Data("own", {name: TensorSamples(x=torch.zeros(4)) for name in ("train", "test")})
+    description = {"name": "Net", "image_size": 8}
+    summary = SUMMARY | {"test/loss": value}
+    card = ModelCard(model_card(TrainingConfig(), RUN, description, data, "test", summary))
+    (result,) = card.data.eval_results
+    assert result.metric_type == "accuracy"
+
+
 def test_paths_are_reduced_to_their_last_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,9 @@
 """The flat form of a run's facts at W&B."""
 
+import pytest
+
 from common.run_directory.records import RunConfig
-from common.track.flat_config import flat, unflat
+from common.track.flat_config import GROUPS, flat, unflat
 from tests.unit.saved_config import contents_with
 
 
@@ -20,4 +22,14 @@ def test_facts_survive_the_flat_form_of_wandb() -> None:
     assert {name: columns[name] for name in expected} == expected
     assert not [name for name in columns if name.startswith("given")]
     del contents["given"]
+    assert unflat(columns) == contents
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_flag_with_the_name_of_a_group_survives_the_flat_form(name: str) -> None:
+    """A copy may have a flag such as `--source`."""
+    contents = contents_with(config={name: "mine", "seed": 3})
+    del contents["given"]
+    columns = flat(RunConfig(**contents))
+    assert columns[f"config/{name}"] == "mine"
     assert unflat(columns) == contents
