@@ -7,9 +7,9 @@ Copies that are unusual but correct are proved too, and must pass.
     python benchmarks/broken_copies.py --show                                # the table of the file
 
 `benchmarks/harness/broken_copies.py` lists the copies with one mistake each, and
-`benchmarks/harness/correct_copies.py` the correct ones. The results go to
-`benchmarks/results/broken-copies.json`. The exit status is 1 if a proof does not name the mistake,
-or fails a correct copy.
+`benchmarks/harness/correct_copies.py` the correct ones. The results of all copies go to
+`benchmarks/results/broken-copies.json`; those of some of them only to a file that `--output` names.
+The exit status is 1 if a proof does not name the mistake, or fails a correct copy.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("mistakes", nargs="*", help="mistakes to prove (default: all, and CORRECT)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="file of the results")
+    parser.add_argument("--output", type=Path, help="file of the results")
     parser.add_argument("--show", action="store_true", help="prove nothing; print the tables")
     options = parser.parse_args()
+    # A file with some copies alone must not replace that of all.
+    output: Path | None = options.output or (None if options.mistakes else RESULTS)
     if options.show:
-        results = json.loads(options.output.read_text(encoding="utf-8"))
+        results = json.loads((output or RESULTS).read_text(encoding="utf-8"))
         print(markdown(results["proofs"], results["correct"]))
         return
     correct_copies = () if options.mistakes else CORRECT
-    proofs, correct_proofs = prove_all(
-        chosen_copies(options.mistakes), correct_copies, options.output
-    )
+    proofs, correct_proofs = prove_all(chosen_copies(options.mistakes), correct_copies, output)
     print(markdown(proofs, correct_proofs))
     missed = [proof["mistake"] for proof in proofs if not proof["names_the_cause"]]
     if missed:
@@ -87,22 +87,31 @@ def main() -> None:
 
 
 def prove_all(
-    broken_copies: Sequence[Broken], correct_copies: Sequence[Correct], output: Path
+    broken_copies: Sequence[Broken], correct_copies: Sequence[Correct], output: Path | None
 ) -> tuple[list[BrokenProof], list[CorrectProof]]:
-    """Prove copies one after the other, and return the results, which are also in `output`."""
+    """Prove copies one after the other, and return the results.
+
+    Args:
+        output: the file that gets the results so far after each proof; None: no file.
+    """
     machine = describe_machine()  # before `output` changes, because it has the commit
     proofs: list[BrokenProof] = []
     correct_proofs: list[CorrectProof] = []
+
+    def write() -> None:
+        if output is not None:
+            write_results(output, {"machine": machine, "proofs": proofs, "correct": correct_proofs})
+
     for broken in broken_copies:
         proof = prove_broken(broken)
         proofs.append(proof)
         print(f"{broken.name}: {'; '.join(proof['causes']) or 'no cause named'}", flush=True)
-        write_results(output, {"machine": machine, "proofs": proofs, "correct": correct_proofs})
+        write()
     for correct in correct_copies:
         correct_proof = prove_correct(correct)
         correct_proofs.append(correct_proof)
         print(f"{correct.name}: {'; '.join(correct_proof['causes']) or 'passes'}", flush=True)
-        write_results(output, {"machine": machine, "proofs": proofs, "correct": correct_proofs})
+        write()
     return proofs, correct_proofs
 
 

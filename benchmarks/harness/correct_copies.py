@@ -104,12 +104,16 @@ CORRECT: tuple[Correct, ...] = (
         checks=("waits",),
     ),
     Correct(
-        "the last losses in a deque with a maxlen",
+        "the last losses and predictions in a deque with a maxlen",
         MLP,
         (
             (TORCH, f"from collections import deque\n\n{TORCH}"),
-            (LOOP, f"        recent: deque[torch.Tensor] = deque(maxlen=256)\n{LOOP}"),
-            (RECORD, f"{RECORD}            recent.append(loss.detach())\n"),
+            (LOOP, f"        recent: deque[object] = deque(maxlen=256)\n{LOOP}"),
+            (
+                RECORD,
+                f"{RECORD}            kept_logits = logits.detach().repeat(1, 99)\n"
+                "            recent.append((loss.detach(), kept_logits))\n",
+            ),
         ),
         checks=("memory", "waits", "resumes"),
     ),

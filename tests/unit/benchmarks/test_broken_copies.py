@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
+from benchmarks import broken_copies
 from benchmarks.broken_copies import (
     RESULTS,
     BrokenProof,
@@ -41,6 +43,29 @@ def test_named_copies_are_chosen_in_order() -> None:
 def test_an_unknown_mistake_is_refused() -> None:
     with pytest.raises(SystemExit, match="no copy has the mistake 'nothing': choose from EMA not"):
         chosen_copies(["nothing"])
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        ([], RESULTS.name),
+        ([BROKEN[0].name], None),
+        ([BROKEN[0].name, "--output", "mine.json"], "mine.json"),
+    ],
+)
+def test_results_of_some_copies_do_not_replace_those_of_all(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], file: str | None
+) -> None:
+    outputs: list[Path | None] = []
+
+    def prove_nothing(broken: object, correct: object, output: Path | None) -> tuple[list, list]:
+        outputs.append(output)
+        return [], []
+
+    monkeypatch.setattr(sys, "argv", ["broken_copies.py", *words])
+    monkeypatch.setattr(broken_copies, "prove_all", prove_nothing)
+    broken_copies.main()
+    assert [output and output.name for output in outputs] == [file]
 
 
 def test_table_has_the_first_cause() -> None:

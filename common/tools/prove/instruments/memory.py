@@ -6,6 +6,7 @@ update, it writes `GrowingTensors` for each dtype and shape of tensors whose num
 and `GrowingGraph` for each variable whose graph of gradients does.
 
 Tensors in a `deque` of the recipe with a `maxlen` are left out, because their number is bounded.
+Resident memory alone includes them.
 """
 
 import ctypes
@@ -69,15 +70,16 @@ class MemoryObserver:
         """Write the memory in use; at the last measurement, also write what keeps growing."""
         gc.collect()
         folder = Path(run.context.recipe_file).resolve().parent
-        bounded_ids = {id(tensor) for tensor in tensors_in_bounded_deques(sys._getframe(), folder)}
+        bounded = [*tensors_in_bounded_deques(sys._getframe(), folder)]
+        bounded_ids = {id(tensor) for tensor in bounded}
         tensors = [tensor for tensor in live_tensors() if id(tensor) not in bounded_ids]
         counts = Counter(dtype_and_shape(tensor) for tensor in tensors)
         self.session.write(
             MemoryInUse(
                 step=step,
                 resident=self.process.memory_info().rss,
-                in_use=bytes_in_use(),
-                device=allocated_bytes(run.device),
+                in_use=without_tensors(bytes_in_use(), bounded, on_host=True),
+                device=without_tensors(allocated_bytes(run.device), bounded, on_host=False),
                 tensors=len(tensors),
                 tensor_bytes=storage_bytes(tensors),
             )
@@ -158,6 +160,18 @@ def storage_bytes(tensors: list[torch.Tensor]) -> int:
             storage = local.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())
+
+
+def without_tensors(size: int | None, tensors: list[torch.Tensor], *, on_host: bool) -> int | None:
+    """Return the memory of the host or of the device without that of some tensors.
+
+    Args:
+        size: bytes, or None if they are unknown.
+        tensors: tensors on the host and on the device. Those of the other one do not matter.
+    """
+    if size is None:
+        return None
+    return size - storage_bytes([tensor for tensor in tensors if tensor.is_cpu == on_host])
 
 
 class AllocatorFigures(ctypes.Structure):

@@ -16,7 +16,12 @@ from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
 from common.tools.prove.instruments.graphs import graph_sizes
 from common.tools.prove.instruments.holders import holder_in_words, tensors_in_bounded_deques
-from common.tools.prove.instruments.memory import bytes_in_use, live_tensors, storage_bytes
+from common.tools.prove.instruments.memory import (
+    bytes_in_use,
+    live_tensors,
+    storage_bytes,
+    without_tensors,
+)
 from common.tools.prove.records.instrument_records import (
     GrowingGraph,
     GrowingTensors,
@@ -214,6 +219,15 @@ def test_growing_graph_is_named_first() -> None:
         "`total` of main in train.py holds a graph of gradients that grew by 1,100 to 1,200 "
         "operations"
     )
+
+
+@pytest.mark.parametrize("size", [None, 10_000])
+def test_memory_of_tensors_is_left_out(size: int | None) -> None:
+    """Views of one storage count once, and tensors on the host are not in a device's memory."""
+    tensor = torch.ones(256)
+    kept = [tensor, tensor[:8], torch.ones(256), torch.ones(10**6, device="meta")]
+    assert without_tensors(size, kept, on_host=True) == (None if size is None else size - 2 * 1024)
+    assert without_tensors(size, kept, on_host=False) == size
 
 
 def test_live_tensors_are_counted() -> None:
