@@ -46,7 +46,10 @@ class UserError(SystemExit):
         return rebuilt_error, (self.problem, self.advice, speaks, self.resumable)
 
     def speak(self) -> None:
-        """Have this rank print the message when it exits, although it is not rank 0."""
+        """Have this rank print the message when it exits, whichever rank it is.
+
+        At the end of a run, one rank is chosen to print it: see `common.lifecycle.error_report`.
+        """
         self.code = f"error: {self.message}"
 
     def be_silent(self) -> None:
@@ -55,7 +58,7 @@ class UserError(SystemExit):
 
 
 def rebuilt_error(problem: str, advice: str, every_rank: bool, resumable: bool) -> UserError:
-    """Return the error that was pickled."""
+    """Return the error that was pickled; pickle calls this in the process that receives it."""
     return UserError(problem, advice=advice, every_rank=every_rank, resumable=resumable)
 
 
@@ -93,4 +96,7 @@ class MisfitError(Exception):
 
 
 class LostProcessError(RuntimeError):
-    """Another rank or a loader's worker is gone or hangs. A restart helps."""
+    """Another rank or a loader's worker is gone or hangs. A restart helps.
+
+    It is not a `UserError`, because the user made no mistake. `status.json` calls the run resumable.
+    """

@@ -23,6 +23,7 @@ class Objective(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read an objective such as ``accuracy:max``; raise a `UserError` for anything else."""
+        # The text may be the constant OBJECTIVE of a recipe, which Python does not check.
         if not isinstance(text, str):
             raise UserError(
                 f"OBJECTIVE is {text!r}, of type {type(text).__name__}",

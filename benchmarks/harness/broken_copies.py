@@ -469,7 +469,10 @@ OBJECTIVE = """,
             ),
         ),
         check="processes",
-        words=("a run stopped on one process after update 2 and resumed on two",),
+        words=(
+            "a run stopped on one process after update 2 and resumed on two: the part optimizer "
+            "had a different state after it was restored than when it was saved",
+        ),
         flags=(),
     ),
     Broken(

@@ -68,7 +68,7 @@ class Tables(LabelledData):
         self.note_majority()
 
     def __len__(self) -> int:
-        """Return the number of rows in all splits."""
+        """Return the number of rows in all splits, for a message about the work ahead."""
         return sum(map(len, self.splits.values()))
 
     def add_split(self, role: str, split: "Dataset") -> None:
@@ -107,12 +107,12 @@ class Tables(LabelledData):
             self.labels[role] = np.array([numbers[label] for label in labels])
 
     def refuse_single_class(self) -> None:
-        """Raise a `UserError` if train has rows of fewer than two classes: nothing is to learn."""
+        """Raise a `UserError` if train has rows of fewer than two classes, which teach nothing."""
         if len(np.unique(self.labels["train"])) < 2:
             raise single_class_error(self.name, "train")
 
     def note_missing_classes(self) -> None:
-        """Note for the user which classes have no rows in train."""
+        """Note for the user which classes have no rows in train: the model can't learn them."""
         numbers_in_train = set(self.labels["train"].tolist())
         missing = [
             name for number, name in enumerate(self.class_names) if number not in numbers_in_train
@@ -138,7 +138,8 @@ class Tables(LabelledData):
     def keep(self, role: str, rows: Sequence[int], lacking: str) -> None:
         """Keep only some rows of a split, and note how many others were dropped.
 
-        If no row is kept, the split is removed.
+        If no row is kept, the split is removed. The functions that prepare texts and images call
+        this, too: they find out which rows lack a text or an image.
 
         Args:
             role: the split's role, such as "train".

@@ -56,6 +56,10 @@ class TextSamples(Samples):
         self.token_positions = token_positions
 
     def example(self, size: int, length: int) -> Batch:
+        """Return a batch of any length without values, to count a model's operations with.
+
+        No sample is read. So this works for streamed text, too, whose lengths are not known.
+        """
         tokens = torch.zeros(size, length, device="meta", dtype=torch.long)
         return {
             "input_ids": tokens,
@@ -77,6 +81,7 @@ class CachedText(TextSamples, StoredSamples):
     def __init__(self, *arrays: np.ndarray, token_positions: TokenPositions | None) -> None:
         TextSamples.__init__(self, token_positions)
         StoredSamples.__init__(self, **dict(zip(ARRAYS, arrays, strict=True)))
+        # A loader reads them to make batches of samples of similar length.
         self.lengths: np.ndarray = np.diff(self.arrays["offsets"])
 
     def __len__(self) -> int:
@@ -141,7 +146,7 @@ class StreamedText(TextSamples):
     ) -> None:
         super().__init__(token_positions)
         self.rows = rows
-        self.blocks = rows.blocks
+        self.blocks = rows.blocks  # row groups: a loader orders batches by them
         self.tokenizer_folder = tokenizer_folder
         self.max_length = max_length
 
@@ -154,6 +159,10 @@ class StreamedText(TextSamples):
         return load_tokenizer(str(self.tokenizer_folder))
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        """Read the rows of a batch, tokenise them, and add the entry "work", which `finish` removes.
+
+        The size of the batch is counted here, where its lengths are known on the host.
+        """
         rows, labels = self.rows.read(samples, epoch)
         columns = list(zip(*rows, strict=True))
         encoded = encode(self.tokenizer, columns, self.max_length)
@@ -218,7 +227,7 @@ class TextData(Data):
     def preprocessing(self) -> TextPreprocessing:
         """Return the entries that a recipe adds to the description of its saved model.
 
-        A saved model needs them to predict on new texts. `TextInput` parses them.
+        A saved model needs them to predict on new texts. The predict tool reads them again.
         """
         return {
             "class_names": self.class_names,
@@ -292,6 +301,7 @@ def tokenised(
 
     The arrays are `ARRAYS`. For streamed data, which are not tokenised yet, they are row groups.
     """
+    # Raise the 11 whenever the same texts give other arrays, so that no old cache is used.
     version = f"text-11-{SCRATCH_VOCABULARY}-{fingerprint_of_tokenizer(checkpoint)}"
     settings = {
         "checkpoint": checkpoint,
@@ -315,7 +325,8 @@ def text_splits(
     max_length: int,
     token_positions: TokenPositions | None,
 ) -> dict[str, TextSamples]:
-    """Return the samples of each split: streamed if the data have an index, else from the cache."""
+    """Return the samples of each split, from the cache or streamed."""
+    # Only a streamed data set has an index: the files, columns and classes to read rows with.
     index = data.facts.get("index")
     splits: dict[str, TextSamples] = {}
     for name, arrays in data.arrays.items():

@@ -1,5 +1,8 @@
 """Refuses flags on data that have no effect on the data of a run.
 
+Otherwise, the user would believe in an effect that a flag does not have. Each flag on data has the
+role "data" in its definition, and a data set lists those that it uses in `Data.reads`.
+
 `common.lifecycle.unread_flags` refuses other flags, and says why these are checked apart.
 """
 

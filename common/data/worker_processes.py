@@ -33,13 +33,18 @@ def restoring_child_handler() -> Iterator[None]:
 
 
 def new_children(earlier_children: Sequence[BaseProcess]) -> list[BaseProcess]:
+    """Return the child processes that are not among `earlier_children`.
+
+    If the earlier ones were listed just before a loader started, these are the loader's workers.
+    """
     children = multiprocessing.active_children()
     return [child for child in children if child not in earlier_children]
 
 
 def begin_worker(worker: int) -> None:
-    """Prepare a new worker, and have it ignore a stop signal that goes to the whole job.
+    """Prepare this process as a worker; torch calls it in each new worker, with its number.
 
+    The worker ignores a stop signal that goes to the whole job.
     The run still needs batches until its last update. Then it ends its workers itself.
     """
     prepare_worker()

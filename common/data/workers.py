@@ -47,7 +47,8 @@ class BatchRequests:
     """The batches to make next, as the sampler of torch's loader.
 
     It yields the sample indices of each batch (int64 [batch]) and the epoch (None in an
-    evaluation).
+    evaluation). Torch's loader and its workers outlive an epoch, and a loader's sampler can't be
+    replaced. So `Workers.fetched` puts the batches of each epoch into the same object.
     """
 
     micro_batches: MicroBatches = ()
@@ -153,7 +154,10 @@ class Workers:
 
     @property
     def has_loader(self) -> bool:
-        """Whether there is a loader of torch, and so perhaps workers."""
+        """Whether there is a loader of torch, and so perhaps workers.
+
+        A short use of the workers, such as a rehearsal, closes them only if it has started them.
+        """
         return self.torch_loader is not None
 
     def close(self) -> None:
@@ -165,7 +169,7 @@ class Workers:
         self.torch_loader = None
 
     def batches(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
-        """Yield the batches in order, on the device.
+        """Yield the batches in order, on the device, where `Samples.finish` completes them.
 
         Each batch is copied to the device while the previous one is in use.
         """
@@ -201,6 +205,7 @@ class Workers:
             self.end_after(error)
         # If batches are missing here, the workers were killed because the run is stopping. This
         # process makes the missing batches.
+        # These samples have a position, which only the killed worker has moved.
         if num_yielded < len(micro_batches) and isinstance(self.samples, IterableSamples):
             self.samples.go_on_after(batch)
         for number in range(num_yielded, len(micro_batches)):
@@ -244,7 +249,7 @@ class Workers:
         return batches
 
     def do_without_workers(self, obstacle: str) -> None:
-        """Have this process make the batches, and tell the user why.
+        """Have this process make the batches from now on, and tell the user why, once.
 
         Args:
             obstacle: why no workers can be started, for the warning.

@@ -15,6 +15,7 @@ from common.tools.prove.records.run_records import (
     Description,
     EvaluationBatch,
     MicroBatch,
+    Saved,
     ValueType,
 )
 from common.tools.prove.verdicts import Cause
@@ -345,12 +346,29 @@ def cause_of_lost_value(path: str, description: Description) -> Cause:
     )
 
 
+def causes_of_restored_parts(run: ObservedRun) -> list[Cause]:
+    """Return a cause for each kept part that a resume has restored to another state than was saved.
+
+    The number of processes may have changed between the save and the resume.
+    """
+    saved_parts: dict[int, Mapping[str, str]] = {}  # by the number of updates before the save
+    names: list[str] = []
+    for process in run.of_rank(0):
+        micro_batches = process.of(MicroBatch)
+        if process.launch > 0 and micro_batches:
+            restored = micro_batches[0]
+            names += differing_common_keys(saved_parts.get(restored.step, {}), restored.parts)
+        saved_parts |= {record.step: record.parts for record in process.of(Saved)}
+    kept_names = [name for name in dict.fromkeys(names) if name in run.started.parts]
+    return [cause_of_part(name) for name in kept_names]
+
+
 def cause_of_part(name: str) -> Cause:
     """Return the cause that a kept part has a different state right after a resume."""
     return Cause(
         f"the part {name} had a different state after it was restored than when it was saved",
         f"have the state_dict of {name} return all that changes in training, and its "
-        "load_state_dict restore it",
+        "load_state_dict restore it; do not change it between run.start(...) and the loop",
     )
 
 

@@ -1,10 +1,12 @@
 """Checks that two processes make the same updates as one, also after a resume on another number."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 from common.tools.launching.command import FSDP2_VARIABLES
 from common.tools.prove.bench import Bench, RunFailedError
+from common.tools.prove.causes import causes_of_restored_parts
 from common.tools.prove.comparison import (
     UpdateLayout,
     UpdateLayouts,
@@ -104,7 +106,7 @@ def judge_processes(bench: Bench) -> Verdict:
         pair = RunPair(single, changed_run, single_layout, layouts.distributed)
         verdict = verdict_of(pair)
         if not verdict.passed:
-            return verdict_about(change, verdict)
+            return verdict_about(change, verdict, causes_of_restored_parts(changed_run))
         compared.append(change.phrase)
     return Verdict(True, "; ".join(compared))
 
@@ -131,13 +133,26 @@ def run_with_change(
     )
 
 
-def verdict_about(change: ProcessCountChange, verdict: Verdict) -> Verdict:
-    """Return a verdict whose texts begin with the change of the number of processes."""
+def verdict_about(
+    change: ProcessCountChange, verdict: Verdict, restored_parts: Sequence[Cause]
+) -> Verdict:
+    """Return a verdict on a change of the number of processes, whose texts begin with the change.
+
+    Args:
+        verdict: the verdict on the updates after the change. It fails, or the check does not apply.
+        restored_parts: the causes why the resume began with another state than was saved. If the
+            verdict fails, they come first.
+    """
+    sentences = [*verdict.causes]
+    advice = verdict.advice
+    if verdict.passed is False and restored_parts:
+        sentences = [*(cause.sentence for cause in restored_parts), *sentences]
+        advice = restored_parts[0].advice
     return Verdict(
         verdict.passed,
         f"{change.phrase}: {verdict.compared}",
-        tuple(f"{change.phrase}: {cause}" for cause in verdict.causes),
-        verdict.advice,
+        tuple(f"{change.phrase}: {sentence}" for sentence in sentences),
+        advice,
     )
 
 

@@ -14,12 +14,13 @@ from common.tools.prove.causes import (
     causes_of_lost_state,
     causes_of_lost_values,
     causes_of_repeat,
+    causes_of_restored_parts,
 )
 from common.tools.prove.differences import first_difference
 from common.tools.prove.records.observed_run import ObservedProcess
 from common.tools.prove.records.run_records import OF_RECIPE, Description, MicroBatch, ValueType
 from tests.launch import REPOSITORY
-from tests.unit.tools.prove.made_up_training import UPDATES, changed, launch, run
+from tests.unit.tools.prove.made_up_training import UPDATES, changed, launch, parts_at, run
 
 DESCRIBED = {
     "ema": Description(type="stateful", text="Average with state_dict, local variable of main()"),
@@ -154,6 +155,18 @@ def test_a_state_that_differs_right_after_a_resume_is_named(
     resumed = run(launch(0, 0, 3), other)
     (cause,) = causes_after_resume(reference, resumed, first_difference(reference, resumed))
     assert cause.sentence.startswith(beginning)
+
+
+@pytest.mark.parametrize("wrong", [[], ["model"], ["model", "optimizer"]])
+@pytest.mark.parametrize("first", [3, 4])
+def test_parts_that_a_resume_restored_wrongly_are_named(wrong: list[str], first: int) -> None:
+    """Each part is compared with the save at the update of the resume; there is one after 3."""
+    before, _ = changed(launch(0, 0, 5), 0, parts=["model", "optimizer"])
+    parts = parts_at(first) | dict.fromkeys(wrong, "other") | {"best evaluation": "other"}
+    after, _ = changed(launch(1, first), 1, parts=parts)
+    causes = causes_of_restored_parts(run(before, after))
+    named = [cause.sentence.split()[2] for cause in causes]
+    assert named == (wrong if first == 3 else [])
 
 
 def test_a_generator_that_differs_between_two_runs_is_named_first() -> None:
