@@ -98,5 +98,5 @@ class MisfitError(Exception):
 class LostProcessError(RuntimeError):
     """Another rank or a loader's worker is gone or hangs. A restart helps.
 
-    It is not a `UserError`, because the user made no mistake. `status.json` calls the run resumable.
+    It is not a `UserError`, because the user made no mistake. Its run counts as resumable.
     """

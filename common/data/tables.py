@@ -107,7 +107,7 @@ class Tables(LabelledData):
             self.labels[role] = np.array([numbers[label] for label in labels])
 
     def refuse_single_class(self) -> None:
-        """Raise a `UserError` if train has rows of fewer than two classes, which teach nothing."""
+        """Raise a `UserError` if all rows of train have one class, so nothing can be learnt."""
         if len(np.unique(self.labels["train"])) < 2:
             raise single_class_error(self.name, "train")
 

@@ -159,7 +159,7 @@ class StreamedText(TextSamples):
         return load_tokenizer(str(self.tokenizer_folder))
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Read the rows of a batch, tokenise them, and add the entry "work", which `finish` removes.
+        """Read and tokenise the rows of a batch, and add the entry "work", which `finish` removes.
 
         The size of the batch is counted here, where its lengths are known on the host.
         """

@@ -211,9 +211,9 @@ def slices_for_one_call(texts: Columns) -> Iterator[slice]:
 def with_short_words(text: str) -> str:
     """Cut words that are longer than `MAX_WORD_LENGTH` into several words.
 
-    Training a vocabulary on longer words would take too long. `encode` cuts them in the same way, so
-    that the tokenizer gets the words on which it was trained. A word is a run of characters without
-    white space.
+    Training a vocabulary on longer words would take too long. `encode` cuts them, too, so that a
+    tokenizer that was trained here gets the same words. A word is a run of characters without white
+    space.
     """
     # Most texts have no such word, and need no replacement.
     if len(text) <= MAX_WORD_LENGTH or max(map(len, text.split()), default=0) <= MAX_WORD_LENGTH:

@@ -156,7 +156,7 @@ class Workers:
     def has_loader(self) -> bool:
         """Whether there is a loader of torch, and so perhaps workers.
 
-        A short use of the workers, such as a rehearsal, closes them only if it has started them.
+        A rehearsal asks this, because it ends only workers that it has started itself.
         """
         return self.torch_loader is not None
 
@@ -204,8 +204,8 @@ class Workers:
             traceback.clear_frames(error.__traceback__)
             self.end_after(error)
         # If batches are missing here, the workers were killed because the run is stopping. This
-        # process makes the missing batches.
-        # These samples have a position, which only the killed worker has moved.
+        # process makes the missing batches. An `IterableDataset` is read in sequence, so it
+        # goes on behind the worker's last batch.
         if num_yielded < len(micro_batches) and isinstance(self.samples, IterableSamples):
             self.samples.go_on_after(batch)
         for number in range(num_yielded, len(micro_batches)):

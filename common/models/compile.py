@@ -86,7 +86,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def compile_seconds() -> float:
-    """Return the seconds that this process has spent compiling models so far, for `summary.json`."""
+    """Return the seconds that this process has spent compiling models so far, for the summary."""
     # If torch has not imported this module, it has compiled nothing.
     utils = sys.modules.get("torch._dynamo.utils")
     return utils.calculate_time_spent()["total_wall_time"] if utils else 0.0

@@ -135,7 +135,7 @@ def without_native_messages() -> Iterator[None]:
     """Keep C++ code, such as torch's profiler, from writing messages to the terminal.
 
     Such code writes to the descriptor of standard error, which leads to the null device in the
-    block. What Python writes to standard error in the block is lost, too.
+    block. What Python writes to this descriptor is lost, too.
     """
     sys.stderr.flush()
     terminal = os.dup(2)
