@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TextIO
 
 from common.failures.disk_errors import advice_for
 from common.system.printable import PLAIN
@@ -135,15 +136,29 @@ def without_native_messages() -> Iterator[None]:
     """Keep C++ code, such as torch's profiler, from writing messages to the terminal.
 
     Such code writes to the descriptor of standard error, which leads to the null device in the
-    block. What Python writes to this descriptor is lost, too.
+    block. `sys.stderr` still leads to the terminal, so that nothing of the recipe is lost. Only a
+    logger may hold the stream from before the block, and lose its lines.
     """
-    sys.stderr.flush()
+    stderr = sys.stderr
+    stderr.flush()
     terminal = os.dup(2)
     with open(os.devnull, "wb") as nothing:
         os.dup2(nothing.fileno(), 2)
+    if writes_to_descriptor(stderr, 2):
+        stream = open(terminal, "wb", closefd=False)  # noqa: SIM115
+        sys.stderr = Output(stream, stderr.encoding, PLAIN, line_buffering=True)
     try:
         yield
     finally:
         sys.stderr.flush()
+        sys.stderr = stderr
         os.dup2(terminal, 2)
         os.close(terminal)
+
+
+def writes_to_descriptor(stream: TextIO, descriptor: int) -> bool:
+    """Whether a stream writes to this descriptor; that of a notebook has none."""
+    try:
+        return stream.fileno() == descriptor
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -101,9 +101,23 @@ def test_letters_that_the_terminal_lacks_are_escaped(monkeypatch: pytest.MonkeyP
         assert written.getvalue() == b"\\xfc\n\\u65e5\n"
 
 
-def test_native_messages_are_hidden(capfd: pytest.CaptureFixture[str]) -> None:
-    """Output of C++ libraries is hidden within the block, and not afterwards."""
+@pytest.mark.parametrize("has_descriptor", [True, False])
+def test_native_messages_are_hidden(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, has_descriptor: bool
+) -> None:
+    """Within the block, output of C++ libraries is hidden, and that of Python is not."""
+    notebook = io.StringIO()
+    stream = open(2, "w", closefd=False) if has_descriptor else notebook  # noqa: SIM115
+    monkeypatch.setattr("sys.stderr", stream)
     with without_native_messages():
         os.write(2, b"from C++\n")
-    os.write(2, b"from Python\n")
-    assert capfd.readouterr().err == "from Python\n"
+        print("from the recipe", file=sys.stderr)
+    assert sys.stderr is stream
+    print("afterwards", file=sys.stderr, flush=True)
+    os.write(2, b"from C++ afterwards\n")
+    expected = "from the recipe\nafterwards\n"
+    if has_descriptor:
+        assert capfd.readouterr().err == f"{expected}from C++ afterwards\n"
+    else:
+        assert notebook.getvalue() == expected
+        assert capfd.readouterr().err == "from C++ afterwards\n"
