@@ -222,10 +222,11 @@ def expected_number(value: float, least: float | None, most: float | None) -> st
 
 
 def is_text(value: str) -> bool:
-    """Whether a value from the command line is text without NUL.
+    """Whether the value of a flag is text without NUL.
 
     Under an ASCII locale, Python turns each byte of a letter that is not ASCII into a surrogate
-    character. Such a value is allowed if it can name a file.
+    character. Such a value is allowed if it can name a file. A `config.json` may hold letters
+    beside surrogates, which can't.
     """
     try:  # encoding puts the letters together again, and fails for bytes that are not UTF-8
         text = value.encode("utf-8", "surrogateescape").decode("utf-8")

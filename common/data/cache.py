@@ -139,12 +139,15 @@ def ensure_cache(folder: Path, fill: Callable[[Path], PreparedFacts]) -> None:
 def cache_folder(source: DataSource, **settings: object) -> Path:
     """Return the folder that caches `source` prepared with `settings`; it may not exist yet.
 
-    The folder's name depends on the data set's fingerprint and on all settings. So changed data and
-    other settings get another cache.
+    The folder's name depends on the data set's fingerprint and on the names and values of all
+    settings. So changed data and other settings get another cache.
+
+    Args:
+        settings: values that JSON can hold, on which the prepared data depend.
     """
     cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     root = Path(cache_home, "accelerate-recipes")
-    # These settings are added only where they have a value, so that other caches keep their names.
+    # These settings are added only if they are set. So a cache from before they existed is found.
     if source.validation_share is not None:
         settings["validation_share"] = source.validation_share
     if source.is_whole:

@@ -192,7 +192,8 @@ class Loader:
         """Return the few batches of a rehearsal, from the `batches` of an evaluation.
 
         Args:
-            batches: for each batch, one value per sample: its index, or whether it counts.
+            batches: for each batch, one value per sample: its index; or in `equal_batches`, whether
+                it counts.
         """
         # Samples from all over the split would lie in many blocks, and each block is slow to read.
         is_spread = self.samples.blocks is None

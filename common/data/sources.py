@@ -273,7 +273,8 @@ def find_local(name: str, configuration: str | None) -> DataSource | None:
         configuration: the value of `--dataset-config`; not used for a file.
 
     Raises:
-        UserError: the file is not a table, or its path has characters that `datasets` misreads.
+        UserError: the file is not a table, or the absolute path has characters that `datasets`
+            misreads.
         OSError: a folder or file can't be read.
     """
     path = Path(name).expanduser().resolve()

@@ -61,8 +61,11 @@ def no_batch_error(seconds: float, were_stopped: bool, names: WorkerNames) -> Us
 
 
 def too_many_files_error(names: WorkerNames) -> UserError:
-    """Return the error for workers that need more file descriptors than this process may have."""
-    remedies = ["raise the limit with ulimit -n 4096"] if descriptor_limit() else []
+    """Return the error for a process with too few file descriptors for its workers' batches."""
+    limit = descriptor_limit()
+    remedies = []
+    if limit is not None:
+        remedies.append(f"raise the limit with ulimit -n {max(4096, 4 * limit)}")
     if names.count_flag is not None:
         remedies.append(f"pass {names.count_flag} 0")
     return UserError(

@@ -49,12 +49,12 @@ class Watch(threading.Thread):
         is_stopping: Callable[[], bool],
         names: WorkerNames = LOADER_NAMES,
     ) -> None:
-        """Prepare a watch over `workers`.
+        """Prepare a watch over `workers`; `start` begins it.
 
         Args:
             patience: seconds that the process may wait for one batch.
-            is_stopping: whether the run was asked to stop; the watching thread calls it.
-            names: how to name the workers.
+            is_stopping: tells whether the run was asked to stop; the watching thread calls it.
+            names: how messages name the workers and their flags.
         """
         super().__init__(daemon=True, name="watch over the loader's workers")
         self.names = names
@@ -65,13 +65,13 @@ class Watch(threading.Thread):
         # The start of the last wait that was reported; each wait is reported only once.
         self.announced: float | None = None
         self.kill_reason: KillReason | None = None  # None until the workers are killed
-        # Whether a signal had stopped workers when this thread killed all because no batch came.
+        # Whether workers were suspended (SIGSTOP) when this thread killed all for want of a batch.
         self.were_stopped = False
         self.ended = threading.Event()  # set by the loader when the watch is over
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Watch the thread that enters this context for as long as it is in the context."""
+        """Watch this thread's wait for a batch, which is the block."""
         self.waiting_since = time.monotonic()
         try:
             yield

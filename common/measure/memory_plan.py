@@ -131,9 +131,11 @@ class MemoryPlan:
 
     @contextmanager
     def watching(self, work: Work) -> Iterator[None]:
-        """Measure the activations of a micro-batch, if it is longer than all micro-batches before.
+        """Measure a micro-batch: the block is all that the loop does with it.
 
-        The first call also starts to measure the peak memory of the first updates.
+        Its activations are measured if it has more tokens than all micro-batches before. This goes
+        on after the first updates, because `finish` compares the activations with the plan. The
+        first call also starts to measure the peak memory of the first updates.
         """
         if self.tracker is None:
             self.tracker = self.first_updates.enter_context(MemoryTracker(self.device))

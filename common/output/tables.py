@@ -37,7 +37,11 @@ def print_table(rows: Sequence[Row], *, title: str = "") -> None:
 
 
 def print_facts(rows: Sequence[Row], *, title: str) -> None:
-    """Print a table of two columns without a heading: a name, and a text to its right."""
+    """Print a table of two columns without a heading.
+
+    Args:
+        rows: pairs of a name and a text.
+    """
     table = Table(title=cell(title), title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")  # a long path continues on the next line

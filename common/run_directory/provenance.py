@@ -118,13 +118,13 @@ def saved_attempts(directory: Path) -> list[Attempt]:
 
 
 def with_attempt(saved: list[Attempt], attempt: Attempt) -> list[Attempt]:
-    """Return the attempts that led to the current state of the run, and the current one.
+    """Return the saved attempts that still count, and the current one.
 
-    Saved attempts that began at the first update of this attempt or later are left out, because
-    this attempt trains these updates again. The current attempt is left out if it has the same
-    facts as the last one: see `has_same_facts`.
+    A saved attempt no longer counts if it began at the same update as the current one, or later,
+    because the current attempt makes its updates again. The current attempt is not added if it has
+    the same facts as the last one that counts: see `has_same_facts`.
     """
-    earlier = [before for before in saved if before.global_step < attempt.global_step]
+    earlier = [old for old in saved if old.global_step < attempt.global_step]
     if earlier and has_same_facts(earlier[-1], attempt):
         return earlier
     return [*earlier, attempt]

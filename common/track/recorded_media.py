@@ -211,7 +211,7 @@ class RecordedMedia:
 def copy_images(
     images: torch.Tensor | Iterable[Image.Image],
 ) -> torch.Tensor | list[Image.Image]:
-    """Copy at most `MAX_IMAGES` images without waiting for their device.
+    """Copy at most `MAX_IMAGES` images; those of a tensor without waiting for its device.
 
     The recipe may change its images before the queue is written.
 

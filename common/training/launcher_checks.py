@@ -159,15 +159,15 @@ def refuse_missing_devices() -> None:
 
 
 def refuse_missing_processes(processes: int) -> None:
-    """Raise a `UserError` if fewer processes train together than the launcher's settings ask for.
+    """Raise a `UserError` if other than the launcher's number of processes train together.
 
     Args:
         processes: the number of processes that the Accelerator trains with.
     """
     if processes != world_size():
-        problem = f"but each of them sees {processes}"
         raise UserError(
-            f"the launcher started {world_size()} processes, {problem}", advice=LAUNCH_ADVICE
+            f"the launcher started {world_size()} processes, but each of them sees {processes}",
+            advice=LAUNCH_ADVICE,
         )
     # For `--cpu` or MULTI_CPU, `accelerate launch` sets these variables if several processes are
     # asked for, but it starts only one, without WORLD_SIZE.

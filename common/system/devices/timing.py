@@ -9,7 +9,10 @@ from common.system.devices.trials import UNSUPPORTED_ERRORS, tried_once
 
 @tried_once
 def has_timed_events(device: torch.device) -> bool:
-    """Whether two events on the stream of `device` give the milliseconds between them."""
+    """Whether two events on the stream of `device` give the milliseconds between them.
+
+    A trial finds out, which waits for the device. Without such events, the host's clock is used.
+    """
     if not is_accelerator(device):
         return False
     try:

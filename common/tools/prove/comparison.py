@@ -301,7 +301,11 @@ def differing_figure(
 
 
 def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], ObservedEvaluation]:
-    """Return each evaluation of rank 0, by update and phase."""
+    """Return the evaluations by the number of updates before them and by phase.
+
+    All ranks have the same figures, so those of rank 0 are enough. If a resumed run repeats an
+    evaluation, the last one counts.
+    """
     return {
         (record.step, record.phase): record
         for process, record in run.all(ObservedEvaluation)

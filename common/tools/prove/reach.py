@@ -78,13 +78,14 @@ class RecipeSearch:
 
 
 def part_and_wrapped(part: object) -> Iterator[object]:
-    """Yield a part of a run, and the model, optimizer or scheduler that it wraps.
+    """Yield a part of a run, and each model, optimizer or scheduler inside its wrappers.
 
-    A variable of the recipe may hold the wrapped object, whose state checkpoints hold as well.
+    A variable of the recipe may hold such an inner object. Checkpoints hold its state, too, as that
+    of its wrapper.
     """
     yield part
     inner: object = None
-    if isinstance(part, nn.Module):  # DDP and torch.compile use these names
+    if isinstance(part, nn.Module):  # DDP has `module`, and torch.compile has `_orig_mod`
         inner = part._modules.get("module", part._modules.get("_orig_mod"))
     elif isinstance(part, AcceleratedOptimizer):
         inner = part.optimizer

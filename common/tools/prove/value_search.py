@@ -248,10 +248,10 @@ class ValueSearch:
             self.visit(hook_path, f"in a hook, {variable_text}", hook, depth + 1)
 
     def visit_stateful(self, path: str, variable_text: str, value: Stateful, depth: int) -> None:
-        """Add the state of an object that has state_dict, unless the recipe keeps it.
+        """Add the state of an object that has state_dict, unless checkpoints hold it.
 
-        Kept or not, its attributes are visited too, because its state_dict may lack some of them.
-        The state_dict of an optimizer lacks only what its hooks keep.
+        In any case, visit its attributes, because its state_dict may lack some of them. Of an
+        optimizer, visit only the hooks: its state_dict lacks nothing else.
         """
         if id(value) not in self.kept:
             text = f"{class_name(value)} with state_dict, {variable_text}"

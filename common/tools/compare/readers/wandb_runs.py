@@ -34,7 +34,11 @@ STATUS_BY_WANDB_STATE: dict[str, RunStatus] = {
 
 
 def read_offline(file: Path) -> RunRecord:
-    """Read a run from the file `*.wandb` in W&B's folder `wandb/offline-run-*`."""
+    """Read a run from the file `*.wandb` in W&B's folder `wandb/offline-run-*`.
+
+    Raises:
+        UserError: W&B's command can't read the file, or the run is not one of these recipes.
+    """
     run = json.loads(inspect_offline(file, "--summary"))
     records = map(json.loads, inspect_offline(file).splitlines())
     history = (record["history"]["item"] for record in records if record["type"] == "history")
@@ -68,12 +72,13 @@ def inspect_offline(file: Path, *flags: str) -> str:
 
 @contextmanager
 def using_wandb(problem: str, advice: str) -> Iterator[None]:
-    """Turn a missing API key, an unreachable server or a refusal by W&B into a `UserError`.
+    """Turn errors of W&B in the block into a `UserError`.
 
-    If `WANDB_MODE` does not allow W&B to go online, that is such an error, too.
+    Before the block, such an error is raised if W&B can't go online: by `WANDB_MODE`, without an
+    API key, or because the server does not answer.
 
     Args:
-        problem: the beginning of the message.
+        problem: the beginning of the message, which the cause follows in brackets.
         advice: the advice of the message, unless the user must correct a `WANDB_*` variable.
     """
     import wandb

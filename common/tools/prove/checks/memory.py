@@ -97,8 +97,8 @@ def verdict_of(
         return Verdict(None, "the run is too short to tell growth from the warm-up")
     growths = growths_of(measurements, limits)
     compared = ", ".join(growth.in_words(unit) for growth in growths)
-    causes = [growth_of_graph(graph) for graph in run.processes[0].of(GrowingGraph)]
-    causes += [growth_of_tensors(tensors) for tensors in run.processes[0].of(GrowingTensors)]
+    causes = [growing_graph_in_words(graph) for graph in run.processes[0].of(GrowingGraph)]
+    causes += [growing_tensors_in_words(tensors) for tensors in run.processes[0].of(GrowingTensors)]
     too_much = [growth for growth in growths if growth.is_too_much]
     if not too_much:
         first_step = measurements[0].step
@@ -173,7 +173,7 @@ def slopes_between(steps: Sequence[float], values: Sequence[float]) -> list[floa
     return slopes
 
 
-def growth_of_graph(graph: GrowingGraph) -> str:
+def growing_graph_in_words(graph: GrowingGraph) -> str:
     """Return a sentence about a variable that keeps the graphs of earlier updates."""
     return (
         f"{graph.variable} holds a graph of gradients that grew by {graph.more:,} to "
@@ -181,7 +181,7 @@ def growth_of_graph(graph: GrowingGraph) -> str:
     )
 
 
-def growth_of_tensors(tensors: GrowingTensors) -> str:
+def growing_tensors_in_words(tensors: GrowingTensors) -> str:
     """Return a sentence about tensors whose number grows, and the variable that holds them."""
     size = " × ".join(str(length) for length in tensors.shape) or "a single value"
     return (
