@@ -108,7 +108,7 @@ def has_plain_value(value: object) -> bool:
 
 
 def plain_value(value: object) -> JsonValue:
-    """Return a value as JSON: a tensor of one element as a number, and tuples as lists."""
+    """Return a value that JSON can hold: for a tensor its only element, for a tuple a list."""
     if isinstance(value, torch.Tensor):
         return value.item()
     if isinstance(value, (list, tuple)):

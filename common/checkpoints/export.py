@@ -90,10 +90,10 @@ def write_sharded_model(folder: Path, skeleton: nn.Module, weights: Tensors) -> 
 
 
 def digest_of_weights_file(path: Path) -> WeightsDigest:
-    """Return the entry of `model.json` for a file of weights.
+    """Return the digest of a file of weights, as `model.json` records it.
 
-    `require_written_weights` compares it with the file before the weights are loaded, and refuses a
-    file that has changed.
+    Before weights are loaded, `require_written_weights` in `common.run_directory.finished_model`
+    compares the digest with the file, and refuses a file that has changed.
 
     Raises:
         OSError: the file can't be read.

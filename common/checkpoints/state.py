@@ -251,7 +251,10 @@ def load(part: Stateful, state: object, path: Path, name: str) -> None:
 
 
 def load_from_ranks(part: LoadsFromRanks, states: list[object], path: Path, name: str) -> None:
-    """Restore a part from its states on all ranks, after their number has changed; see `load`."""
+    """Restore a part from its states on all ranks of the checkpoint; see `load`.
+
+    The checkpoint has another number of ranks than this run.
+    """
     if is_of_recipe(part):
         part.load_from_ranks(states)
         return

@@ -77,7 +77,7 @@ class Loader:
         patience: float = PATIENCE,
         signals: RunSignals = NO_SIGNALS,
     ) -> None:
-        """Choose where batches are made; if it is on the device, place the samples there.
+        """Choose where batches are made. If that is on the device, place the samples there.
 
         Args:
             placement: "device" makes batches from samples in the device's memory; "workers" makes
@@ -86,7 +86,7 @@ class Loader:
                 follows from the number of cores.
             seed: the seed of the run, for augmentation.
             room: bytes of the device's memory that "auto" may use; by default half of the free
-                memory.
+                memory. The splits of a run share one room: see `placed_bytes`.
             patience: seconds to wait for one batch of the workers.
             signals: the signals of the run that uses the batches; by default, nothing interrupts.
 

@@ -75,8 +75,9 @@ def opened_parquet(path: str) -> Iterator["pyarrow.parquet.ParquetFile"]:
     """Open a local parquet file, or one on the Hub, for the `with` block.
 
     Raises:
-        UserError: the file can't be opened, or reading from it in the block fails. For a file on
-            the Hub, the run is marked as resumable, because another attempt may succeed.
+        UserError: the file can't be opened, or the block raises any error: see `reading`. Only a
+            `UserError` of the block is raised as it is. For a file on the Hub, the error is marked
+            as resumable, because another attempt may succeed.
     """
     import fsspec
     import pyarrow.parquet as parquet

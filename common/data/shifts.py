@@ -1,4 +1,7 @@
-"""Shifts and mirrors the images of a training batch, each differently, in few operations."""
+"""Shifts and mirrors the images of a training batch, each differently.
+
+A few operations serve the whole batch.
+"""
 
 import torch
 
@@ -19,10 +22,10 @@ def shifted(
     Args:
         images: uint8 [batch, height, width, channels].
         tops: int64 [batch], the first row of each window in its extended image, 0 … 2 * padding.
-        lefts: int64 [batch], the first column of each window in its extended image, before the
-            window is mirrored; 0 … 2 * padding.
+        lefts: int64 [batch], the first column of each window in its extended image, which is not
+            mirrored; 0 … 2 * padding.
         is_mirrored: bool [batch], whether each window is mirrored; None: no window is mirrored.
-        padding: pixels by which images are extended at each side; less than their size.
+        padding: pixels by which images are extended at each side; less than height and width.
 
     Returns:
         uint8 [batch, height, width, channels]; not always contiguous, because there may be gaps

@@ -66,9 +66,10 @@ def refuse_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object]) -
 
 
 def class_of_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object]) -> str | None:
-    """Return the class name of a prepared object that `kept_parts` lacks; None if it lacks none.
+    """Return the class name of a prepared object that is not in `kept_parts`; None if all are.
 
-    Checkpoints save only the parts of `run.keep`, so a resume would lose the state of this object.
+    Checkpoints save only the parts of `run.keep`, so a resume would lose the state of such an
+    object.
     """
     # Accelerate may wrap a network in DDP, which has the network as `module`. A recipe may keep the
     # network or the wrapper, so both are compared by the network. Optimizers and schedulers have no

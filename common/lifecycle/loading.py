@@ -11,13 +11,17 @@ from common.training.rehearsal import Rehearsal
 
 
 def load(context: Context, data: Data, rehearsal: Rehearsal) -> LoadedData:
-    """Check the flags on data, and return the data with a loader for each split.
+    """Check the flags on data, make a loader for each split, and return both.
 
-    If the data lack a validation split, the test split takes its place, and vice versa.
+    If the data lack one of validation and test, the other split serves as both. Data without either
+    are refused before.
+
+    Args:
+        rehearsal: the rehearsal of the run, in which evaluations read only a few batches.
 
     Raises:
         UserError: a flag that was set has no effect on the data, or does not suit them; a split has
-            too few samples; or `--early-stopping` has no validation data to choose by.
+            too few samples; or `--early-stopping` is set without validation data.
     """
     refuse_unused_data_flags(context.config, data)
     # Validation comes before test.

@@ -127,7 +127,9 @@ def mean_of(values: torch.Tensor) -> torch.Tensor:
 
 
 def parts_on_host(totals: Sequence[Total]) -> list[list[float]]:
-    """Return the parts of each total, which must have no dimensions; this waits for the device.
+    """Return the parts of each total; this waits for the device, once.
+
+    The totals have no dimensions, and are of one type and on one device.
 
     A float64 total has one part: the total itself. A `PairTotal` has two: `high` and `low`. In both
     cases the parts add up to the total exactly. A checkpoint saves the parts, and `from_parts`

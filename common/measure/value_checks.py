@@ -31,15 +31,15 @@ def measured_value(name: str, value: Measured, caller: str) -> Value:
     Raises:
         UserError: the value does not consist of real numbers: for example a string, or None.
     """
+    if is_complex(value):
+        raise UserError(
+            f"{caller} got a complex number as the value of {name!r}",
+            advice="pass a real number, such as its absolute value",
+            every_rank=True,
+        )
     if isinstance(value, torch.Tensor):
-        if value.is_complex():
-            raise UserError(
-                f"{caller} got a complex number as the value of {name!r}",
-                advice="pass a real number, such as its absolute value",
-                every_rank=True,
-            )
         return value.detach()
-    if isinstance(value, (bool, int, float, np.number, np.bool_)) and not np.iscomplexobj(value):
+    if isinstance(value, (bool, int, float, np.number, np.bool_)):
         return float(value)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return torch.from_numpy(value.copy())  # the recipe may fill the same array again
@@ -69,17 +69,23 @@ def refuse_another_loss(loss: Value, metric: Value, caller: str) -> None:
 
 
 def figure(name: str, value: Measured) -> float:
-    """Return a figure of an evaluation as a float.
+    """Return a figure of an evaluation, which must be a single real number, as a float.
 
     Raises:
-        UserError: the value is not a single number.
+        UserError: the value is not such a number.
     """
     shape = tuple(value.shape) if isinstance(value, (torch.Tensor, np.ndarray)) else None
+    if is_complex(value):
+        raise UserError(
+            f"the evaluation returned a complex number as {name!r}",
+            advice="return a real number, such as its absolute value",
+            every_rank=True,
+        )
     if shape is None or math.prod(shape) == 1:
         try:
-            return float(value)
+            return float(value.item() if isinstance(value, (torch.Tensor, np.ndarray)) else value)
         except (TypeError, ValueError):
-            pass  # the error below names the value, such as a string
+            pass  # the error below names the type, such as str
     shape_text = ""
     advice = "return one number for each name"
     if shape is not None:
@@ -91,3 +97,8 @@ def figure(name: str, value: Measured) -> float:
         advice=advice,
         every_rank=True,
     )
+
+
+def is_complex(value: Measured) -> bool:
+    """Whether a value is a complex number, or a tensor or an array of such numbers."""
+    return value.is_complex() if isinstance(value, torch.Tensor) else bool(np.iscomplexobj(value))

@@ -28,8 +28,8 @@ class Phases:
         self.accelerator = accelerator
         self.device = accelerator.device
         self.has_nvtx = self.device.type == "cuda"
-        self.times_device = has_timed_events(self.device)
-        self.is_on = False  # whether phases are marked now
+        self.has_timed_events = has_timed_events(self.device)
+        self.is_on = False  # whether `watching` is open; the meter asks before it calls `enter`
         self.range: torch.profiler.record_function | None = None  # the range that is open
         self.starts: list[tuple[str | None, Moment]] = []  # each phase, and when it began
 
@@ -65,7 +65,7 @@ class Phases:
             if self.has_nvtx:
                 torch.cuda.nvtx.range_pop()
         now: Moment = time.perf_counter()
-        if self.times_device:  # the device may be far behind the host, whose clock misleads then
+        if self.has_timed_events:  # the host's clock misleads if the device is far behind
             now = recorded_event(self.device)
         self.starts.append((phase, now))
         if phase is not None:

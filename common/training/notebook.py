@@ -8,9 +8,10 @@ from accelerate.state import AcceleratorState, GradientState
 
 
 def is_called_by_a_program(recipe_file: str) -> bool:
-    """Whether another program, such as a notebook, imported the recipe and outlives its run.
+    """Whether another program, such as a notebook, imported the recipe and goes on after its run.
 
-    At its end, the run then undoes its changes to the process, such as its signal handlers.
+    At its end, the run then undoes its changes to the process, such as its signal handlers. A
+    launcher is no such program, because it starts the recipe as the main script.
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
     return script is None or os.path.realpath(script) != os.path.realpath(recipe_file)

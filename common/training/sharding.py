@@ -78,16 +78,15 @@ class ShardingAccelerator(Accelerator):
     gradients of networks that were wholly frozen when they were prepared, and unfrozen later.
     """
 
-    mesh: "DeviceMesh | None" = None  # the mesh of all ranks, if networks are sharded
-
     def __init__(self, *args: object, **kwargs: object) -> None:
+        self.mesh: DeviceMesh | None = None  # the mesh of all ranks, if networks are sharded
         # The parameters of each network that had no trainable parameter when it was prepared. DDP
         # does not wrap such a network. A recipe may unfreeze it, so `backward` averages its
         # gradients.
         self.frozen_networks: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
         # The dtypes of sharded networks in computation and in communication; None without sharding.
         self.shard_precision: MixedPrecisionPolicy | None = None
-        # The sharded parameter that replaced each original parameter.
+        # The sharded parameter that replaced each original parameter, which is found by identity.
         self.sharded_parameters: MutableMapping[nn.Parameter, nn.Parameter] = WeakIdKeyDictionary()
         # A copy of each network on the meta device: its structure, without weights and shards.
         self.skeletons: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()

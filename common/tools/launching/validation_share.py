@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 
 def with_validation_share(shared: Sequence[str]) -> list[str]:
-    """Return the flags that all runs share, with a validation share of 10 % if none is stated.
+    """Return the flags of all runs, with a validation share of 10 % if none is stated.
 
-    Test data must not choose between runs. If the data have no validation split, this share of
-    the training data serves as validation data.
+    The user must not choose between runs by test data. If the data have no validation split, this
+    share of the training data serves as validation data.
 
     Args:
         shared: flags as `parse_space` returns them, where no word is ``--flag=value``.

@@ -187,7 +187,10 @@ class RunObserver:
         self.parts = parts
 
     def digests_of_parts(self, context: Context) -> dict[str, str]:
-        """Return a digest of each part that the recipe keeps, and of the best evaluation so far."""
+        """Return a digest of each part that was passed to `run.keep`, and of `Best`.
+
+        Checkpoints hold the best evaluation so far as well.
+        """
         digests = {}
         for name, part in self.kept.items():
             bare = extract_model_from_parallel(part) if isinstance(part, nn.Module) else part

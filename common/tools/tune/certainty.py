@@ -62,8 +62,8 @@ def lines_on_defaults(
 ) -> list[str]:
     """Return one sentence, in a list, that compares the best settings with the defaults.
 
-    If a default is unknown, if no finished trial had the defaults, or if the best settings are the
-    defaults, the sentence says so instead.
+    If a flag has no fixed default, if no finished trial had the defaults, or if the best settings
+    are the defaults, the sentence says so instead.
     """
     unknown = flags_without_default(recipe, space)
     if unknown:
@@ -87,7 +87,7 @@ def lines_on_defaults(
 def has_default_values(run: RunRecord, recipe: Recipe, space: Space) -> bool:
     """Return whether a trial ran with the default of each searched flag, whatever its seed.
 
-    All these defaults must be known; see `flags_without_default`.
+    All flags must have fixed defaults; see `flags_without_default`.
     """
     defaults = defaults_of(recipe)
     for flag in space:
@@ -98,9 +98,10 @@ def has_default_values(run: RunRecord, recipe: Recipe, space: Space) -> bool:
 
 
 def flags_without_default(recipe: Recipe, space: Space) -> list[str]:
-    """Return the searched flags whose default is unknown here, with their dashes.
+    """Return the searched flags that have no fixed default, with their dashes.
 
-    The recipe chooses such a default at its start, such as a learning rate by data set.
+    Their default in the config is None. The recipe chooses the value at its start, such as a
+    learning rate by data set.
     """
     defaults = defaults_of(recipe)
     return [

@@ -22,6 +22,9 @@ from tests.ranks import alone
         (None, "got 'kl' as a value of type NoneType"),
         ([1.0], "got 'kl' as a value of type list"),
         (torch.tensor(1j), "got a complex number as the value of 'kl'"),
+        (np.array([1j]), "got a complex number as the value of 'kl'"),
+        (np.complex128(1j), "got a complex number as the value of 'kl'"),
+        (1j, "got a complex number as the value of 'kl'"),
     ],
 )
 def test_metric_that_is_no_number_is_refused(value: Any, problem: str) -> None:
@@ -49,3 +52,17 @@ def test_figure_that_is_no_number_is_refused(value: Any, words: str, advice: str
         figure("x", value)
     assert words in refused.value.problem
     assert refused.value.advice == f"return one number for each name{advice}"
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1j), np.array([1j]), np.complex64(1j), 1j])
+def test_complex_figure_is_refused(value: Any) -> None:
+    """NumPy would drop the imaginary part with only a warning."""
+    with pytest.raises(UserError, match="returned a complex number as 'x'"):
+        figure("x", value)
+
+
+@pytest.mark.parametrize(
+    "value", [0.5, np.float32(0.5), np.array([[0.5]]), torch.tensor([0.5]), np.array(0.5)]
+)
+def test_single_number_of_any_shape_is_a_figure(value: Any) -> None:
+    assert figure("x", value) == 0.5

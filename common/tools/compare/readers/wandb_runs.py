@@ -106,7 +106,8 @@ def read_project(address: str) -> list[RunRecord]:
         address: ``entity/project``, or ``entity/project/run`` for a single run.
 
     Raises:
-        UserError: W&B does not return the runs, or the project has no runs of these recipes.
+        UserError: W&B does not return the runs, the project has no runs of these recipes, or the
+            configuration of such a run can't be read.
     """
     import wandb
 

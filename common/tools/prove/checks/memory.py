@@ -62,14 +62,14 @@ class Growth:
         return self.slope > self.limit and not self.is_noise
 
     def in_words(self, unit: str) -> str:
-        """Return the slope and its limit.
+        """Return the slope and its limit, and whether a larger slope is only noise.
 
         Args:
             unit: the event with which memory may grow, "update" or "evaluation".
         """
         remark = "; it goes up and down" if self.slope > self.limit and self.is_noise else ""
-        words = WORDS[self.memory_type]
-        return f"{words} {self.slope:+.4f} MiB an {unit} (at most {self.limit}{remark})"
+        name = WORDS[self.memory_type]
+        return f"{name} {self.slope:+.4f} MiB an {unit} (at most {self.limit}{remark})"
 
 
 def judge_memory(bench: Bench) -> Verdict:

@@ -144,7 +144,10 @@ def final_micro_batches(run: ObservedRun) -> list[MicroBatch]:
 
 
 def completed_epochs(run: ObservedRun) -> list[int]:
-    """Return the numbers of the epochs that a run has completed; epochs count from 0."""
+    """Return the numbers of the epochs, from 0, of which a run has made all updates.
+
+    It may have made them in several launches.
+    """
     updates: defaultdict[int, set[int]] = defaultdict(set)
     for record in final_micro_batches(run):
         updates[record.epoch].add(record.step)

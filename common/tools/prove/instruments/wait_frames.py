@@ -1,4 +1,7 @@
-"""Finds the line of the user's code that waits for the device."""
+"""Finds the line that waits for the device, and the line of the user's code that led to it.
+
+The host waits if it needs the value of a tensor on the device.
+"""
 
 import os
 from pathlib import Path
@@ -24,9 +27,11 @@ THIS_LIBRARY = f"{Path(str(common.__file__)).parent}{os.sep}"
 def calling_frame(frame: FrameType, observer: str) -> FrameType | None:
     """Return the frame of the line that waits: the innermost outside libraries and the observer.
 
-    Returns None if one of torch's optimizers reads a value, or if there is no such frame.
+    The line may be in an installed package. Returns None if one of torch's optimizers reads a
+    value, or if there is no such frame.
 
     Args:
+        frame: a frame inside the operation that waits.
         observer: the file of the module that observes waits, whose frames are on the stack.
     """
     for caller in callers(frame):
