@@ -42,8 +42,9 @@ class UserError(SystemExit):
         A worker sends it to its run. By default, only `code` would be pickled, which is the number
         1 on all ranks but the first.
         """
-        speaks = isinstance(self.code, str)
-        return rebuilt_error, (self.problem, self.advice, speaks, self.resumable)
+        # If this process would print the message, the one that receives the error prints it, too.
+        is_printed = isinstance(self.code, str)
+        return rebuilt_error, (self.problem, self.advice, is_printed, self.resumable)
 
     def speak(self) -> None:
         """Have this rank print the message when it exits, whichever rank it is.
@@ -63,7 +64,11 @@ def rebuilt_error(problem: str, advice: str, every_rank: bool, resumable: bool) 
 
 
 class ReplacedDirectoryError(UserError):
-    """A run's directory was removed, moved or replaced while the run wrote to it."""
+    """A run's directory was removed, moved or replaced while the run wrote to it.
+
+    No checkpoint is left to go on from. So after a failed checkpoint, the run gives `ADVICE` in
+    place of the advice to resume.
+    """
 
     ADVICE = "start the run again, and leave its directory in place"
 
@@ -75,7 +80,7 @@ class ReplacedDirectoryError(UserError):
 
 
 class TrainingError(UserError):
-    """Training can't go on. The message says at which update, why, and what to try."""
+    """Training can't go on, or misses `--target`. The message says why, and what to try."""
 
 
 class Preempted(SystemExit):
@@ -83,7 +88,7 @@ class Preempted(SystemExit):
 
     def __init__(self, message: str, *, is_by_ctrl_c: bool) -> None:
         super().__init__(75)
-        self.message = message
+        self.message = message  # for the user; the end of the run prints it
         self.is_by_ctrl_c = is_by_ctrl_c  # a launcher then prints tracebacks of its own
 
 

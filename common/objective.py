@@ -52,6 +52,8 @@ class Objective(NamedTuple):
     def require_target(self, value: float, target: float | None, *, was_trained: bool) -> None:
         """Raise a `TrainingError` if the final value is worse than `--target`.
 
+        This is the last check of a run, so its results are written by then.
+
         Args:
             target: the value of `--target`; None: any final value will do.
             was_trained: whether the run trained the model; otherwise, it only evaluated it.

@@ -14,7 +14,7 @@ from common.console import say
 from common.data.cache import PreparedFacts, write_array
 from common.data.encoded_images import read_images
 from common.data.image_files import Decoder, EncodedImage
-from common.data.image_format import Examiner, choose_format, count_pixel_values, scaling_by
+from common.data.image_format import Examiner, choose_format, count_pixel_values, scaling_from
 from common.data.parquet_tables import ParquetTables
 from common.data.pixels import RequestedFormat
 from common.data.sources import DataSource
@@ -91,7 +91,7 @@ def prepare_images(
     if pixel_format.white_level is not None and white_level is None:
         white = f"{pixel_format.white_level:,}"
         table.notes.append(f"images have more than 8 bits a channel: {white} is white")
-    mean, std = scaling_by(pixel_counts)
+    mean, std = scaling_from(pixel_counts)
     return {
         "channels": pixel_format.channels,
         "image_size": pixel_format.image_size,

@@ -91,7 +91,7 @@ def choose_format(
 def count_pixel_values(images: np.ndarray) -> np.ndarray:
     """Count how often each value of a pixel occurs in each channel.
 
-    The counts of many batches can be added, and `scaling_by` computes the scaling from them.
+    The counts of many batches can be added, and `scaling_from` computes the scaling from them.
 
     Args:
         images: uint8 [images, height, width, channels].
@@ -105,8 +105,8 @@ def count_pixel_values(images: np.ndarray) -> np.ndarray:
     )
 
 
-def scaling_by(pixel_counts: np.ndarray) -> tuple[list[float], list[float]]:
-    """Return the mean and the standard deviation of each channel, of pixels scaled to 0 … 1.
+def scaling_from(pixel_counts: np.ndarray) -> tuple[list[float], list[float]]:
+    """Return the mean and the standard deviation of each channel, of pixels from 0 to 1.
 
     Args:
         pixel_counts: int64 [channels, 256], from `count_pixel_values`.

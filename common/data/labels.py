@@ -121,7 +121,10 @@ class LabelledData:
         ]
 
     def values_of_classes(self) -> list[LabelValue]:
-        """Return the value of each class in a column of type ClassLabel: the class's number."""
+        """Return the value of each class in a column of type ClassLabel: the class's number.
+
+        A subclass overrides this, because its files may have the names of the classes instead.
+        """
         return list(range(len(self.class_names)))
 
     def share_to_hold_out(self, source: DataSource) -> float:

@@ -51,10 +51,11 @@ def never() -> bool:
 class RunSignals:
     """What a loader asks its run between two batches."""
 
-    is_asked_to_stop: Callable[[], bool] = never  # whether this process got a request to stop
-    # Whether the ranks will stop, so that an evaluation ends before its next batch.
+    # Whether this process got a request to stop. A long wait for workers then ends.
+    is_asked_to_stop: Callable[[], bool] = never
+    # Whether any rank got such a request. An evaluation then ends before its next batch.
     is_stop_announced: Callable[[], bool] = never
-    # Whether an evaluation is only a rehearsal of a few batches.
+    # Whether an evaluation is only a rehearsal: a few batches before training, to find mistakes.
     is_rehearsing: Callable[[], bool] = never
 
 
@@ -112,6 +113,8 @@ class Loader:
 
     def cut_into(self, batch_size: int, accumulation: int) -> None:
         """Cut the same order into micro-batches of another size, as `--auto-batch-size` chooses.
+
+        An update has the same samples as before if `batch_size` × `accumulation` is the same.
 
         Args:
             accumulation: micro-batches per update; an evaluation has no updates, and ignores it.
@@ -200,9 +203,10 @@ class Loader:
         return rehearsal_batches(batches, self.order.batch_size, is_spread)
 
     def rehearsed(self, micro_batches: list[torch.Tensor]) -> Iterator[Batch]:
-        """Yield a few batches as an evaluation would.
+        """Make the micro-batches of a rehearsal, and yield them as an evaluation would.
 
-        Workers that the rehearsal starts are ended afterwards; workers that ran before go on.
+        Workers that the rehearsal starts are ended afterwards: they would only take memory until
+        the first real evaluation. Workers that ran before go on.
         """
         had_workers = self.workers.has_loader
         try:
@@ -336,10 +340,9 @@ def free_memory_bytes(device: torch.device) -> int:
 
     For a CPU, and for a device that does not report its memory, return that of this machine.
     """
-    room = memory_room(device)
-    if room is not None:
-        free_bytes, _total_bytes = room
-        return free_bytes
+    free_and_total = memory_room(device)
+    if free_and_total is not None:
+        return free_and_total[0]
     try:
         return psutil.virtual_memory().available
     except (OSError, psutil.Error):  # there is no /proc

@@ -21,7 +21,7 @@ FILE_BUILDERS = {
     ".jsonl": "json",
     ".parquet": "parquet",
 }
-TABLE_SUFFIXES = tuple(FILE_BUILDERS)  # fingerprints of data read such files whole
+TABLE_SUFFIXES = tuple(FILE_BUILDERS)
 # If links lead to one folder more often than this, the search for files might never end.
 MAX_VISITS = 16
 # The advice for links that lead nowhere.

@@ -1,4 +1,8 @@
-"""Matches the classes of data to those of the model that is evaluated."""
+"""Matches the classes of data to those of the model that is evaluated.
+
+The data may number their classes in another order. Their labels must be the numbers of the model's
+outputs, or the metrics of the evaluation would be wrong.
+"""
 
 import numpy as np
 

@@ -231,6 +231,8 @@ class EvaluationOrder:
     def equal_batches(self) -> "EqualBatches":
         """Return the same number of batches of the same size on all ranks.
 
+        An evaluation needs them if the ranks exchange values within each batch.
+
         The last batches are filled up with repetitions of the rank's last sample, which must not
         count. A rank without any sample repeats sample 0.
         """

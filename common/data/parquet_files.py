@@ -60,7 +60,7 @@ def has_group(file: "pyarrow.parquet.ParquetFile", place: int, checksum: int) ->
 
 
 def distinct_values(path: str, column: str) -> set[LabelValue]:
-    """Return the distinct values of a column of a parquet file."""
+    """Return the distinct values of a column of a parquet file, such as the labels in it."""
     with opened_parquet(path) as file:
         return set(file.read(columns=[column])[column].unique().to_pylist())
 

@@ -156,6 +156,7 @@ class ParquetRows:
     def sample(self, count: int) -> list[RowValues]:
         """Return about `count` rows without their labels, from row groups at even distances.
 
+        A vocabulary, or the size and scaling of images, comes from them before training begins.
         There are fewer rows if the row groups are small.
 
         Raises:

@@ -53,7 +53,7 @@ class ParquetTables(LabelledData):
         """
         self.where = f"data set {source.location}"
         opened_builder = open_builder(source)
-        files = self.files_of(opened_builder.builder)
+        files = self.files_by_split(opened_builder.builder)
         self.splits = {}
         self.shards: list[str] = []
         self.index: RowGroupIndex | None = None  # None until `write_groups` sets it
@@ -81,7 +81,7 @@ class ParquetTables(LabelledData):
                 raise single_class_error(source.name, first_name)
             self.make_validation(source)
 
-    def files_of(self, builder: "DatasetBuilder") -> dict[str, list[str]]:
+    def files_by_split(self, builder: "DatasetBuilder") -> dict[str, list[str]]:
         """Return the files of each split; raise a `UserError` unless they are parquet files."""
         with reading(self.where, DATA_ADVICE):
             files = {

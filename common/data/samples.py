@@ -25,7 +25,8 @@ class Work(NamedTuple):
 
     samples: int
     tokens: int = 0  # without padding
-    squared_tokens: int = 0  # sum over samples of the square of their number of tokens
+    # Sum over samples of the square of their number of tokens. Attention's operations grow with it.
+    squared_tokens: int = 0
 
 
 # Batches with their sizes, as `Loader.epoch` yields them.
@@ -126,7 +127,8 @@ class Samples:
     def shapes_of(self, samples: torch.Tensor) -> Batch:
         """Return the batch of `samples` on the meta device, with fp32 instead of fp16 and bf16.
 
-        Its tensors have shapes but no values.
+        Its tensors have shapes but no values. It serves to count the operations of a model, whose
+        weights are usually in fp32.
         """
         batch = self.finish(self.read(samples, None), samples, None)
         return convert_to_fp32(send_to_device(batch, "meta"))

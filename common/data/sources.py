@@ -44,7 +44,7 @@ class DataSource:
     location: str  # Hub id, absolute folder or file, or the built-in name
     configuration: str | None  # the value of `--dataset-config`, or that of a public data set
     reason: str  # why the run uses this data set, printed for the user
-    fingerprint: str  # a text that changes when the data do
+    fingerprint: str  # a text that changes when the data do, so that no old cache is used
     # The share of train that becomes the validation split if there is none; None: a default.
     validation_share: float | None = None
     streaming: bool = False  # whether samples are read while training, instead of from a cache

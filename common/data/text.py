@@ -354,5 +354,6 @@ def tokenizer_of_evaluated(source: DataSource, checkpoint: str) -> dict[str, str
     model_folder = str(weights_file(source.evaluated.model).parent)
     return {
         "checkpoint": model_folder,
+        # This makes another cache if the tokenizer in the folder changes.
         "tokenizer_digest": fingerprint_of_tokenizer(model_folder),
     }

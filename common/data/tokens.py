@@ -136,7 +136,11 @@ def prepare_whole_text(
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
-    """Write a tokenizer to a folder; raise an `OSError` if it can't be written."""
+    """Write a tokenizer to a folder.
+
+    Raises:
+        OSError: it can't be written, for any reason. `cached` turns this into a `UserError`.
+    """
     try:
         tokenizer.save_pretrained(folder)
     except Exception as error:  # the Rust library raises a plain Exception for a full disk

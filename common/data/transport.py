@@ -145,14 +145,20 @@ def has_descriptors_for_sharing() -> bool:
 
 
 def free_shared_memory() -> int | None:
-    """Return the free bytes of shared memory; None if the system does not tell."""
+    """Return the free bytes of shared memory; None if the system does not tell.
+
+    `Workers` warns the user if they are too few for the batches that are made in advance.
+    """
     with contextlib.suppress(OSError):  # some systems have no such folder
         return shutil.disk_usage(SHARED_MEMORY).free
     return None
 
 
 def bytes_of(batch: object) -> int:
-    """Return the bytes that all tensors in a nest of dicts, lists and tuples take together."""
+    """Return the bytes that all tensors in a nest of dicts, lists and tuples take together.
+
+    `Workers` compares them with `free_shared_memory`.
+    """
     # Torch's `tree_leaves` is not used, because it takes 8 µs for a flat dict, and this takes 2 µs.
     if isinstance(batch, torch.Tensor):
         return batch.nbytes

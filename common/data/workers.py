@@ -321,6 +321,7 @@ class Workers:
         watch = self.watch
         if self.count > 0:
             # Workers of other loaders go on, because an evaluation may be due before the run stops.
+            # Without a watch, the workers could not start: all are killed, and `error` is raised.
             kill_workers(None if watch is None else watch.workers)
         self.close()
         if watch is None:

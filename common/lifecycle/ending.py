@@ -145,7 +145,10 @@ def export_model(
 
 
 def write_memory(context: Context, memory: MemoryRows) -> None:
-    """Write `memory.json`, if the memory was planned and measured."""
+    """Write `memory.json`: the planned and the measured memory of each part, in MiB.
+
+    An evaluation without training has no such file.
+    """
     if not memory:
         return
     entries = {

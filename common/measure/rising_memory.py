@@ -40,13 +40,13 @@ class RisingMemoryWatch:
             sizes.append(size)
             # The slice skips the first lines of a run, while libraries fill their caches. Once the
             # deque is full, the slice is its newer half.
-            sentence = rising_sentence(owner, [*sizes][RISING_LINES:])
+            sentence = warning_of_rise(owner, [*sizes][RISING_LINES:])
             if sentence:
                 self.owners_warned_of.add(owner)
                 warn(sentence)
 
 
-def rising_sentence(owner: str, sizes: Sequence[float]) -> str | None:
+def warning_of_rise(owner: str, sizes: Sequence[float]) -> str | None:
     """Return a warning if memory, in MiB at successive log lines, keeps rising; else None."""
     is_rising = all(later > earlier for earlier, later in pairwise(sizes))
     if len(sizes) < RISING_LINES or not is_rising or sizes[-1] < (1 + MIN_RISE) * sizes[0]:

@@ -181,7 +181,8 @@ class Sums:
         for name, metric in (metrics or {}).items():
             value = measured_value(name, metric, "sums.record")
             if name == "loss":
-                refuse_another_loss(measured_loss, value, "sums.record")
+                if metric is not loss:
+                    refuse_another_loss(measured_loss, value, "sums.record")
             elif isinstance(value, torch.Tensor):
                 self.add_recorded(name, elements_total(value), float(value.numel()))
             else:

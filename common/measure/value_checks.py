@@ -2,7 +2,8 @@
 
 Only `figure`, for the results of an evaluation, waits for the device that a value is on.
 
-Perhaps one rank alone has an unsuitable value, so the errors are printed by that rank too.
+Perhaps one rank alone has an unsuitable value. Only that rank raises the error then, so it also
+prints the message itself (`every_rank`).
 """
 
 import math
@@ -53,13 +54,16 @@ def measured_value(name: str, value: Measured, caller: str) -> Value:
 def refuse_another_loss(loss: Value, metric: Value, caller: str) -> None:
     """Raise a `UserError` if the metric named "loss" is another value than the loss.
 
-    Both would be logged under one name. A recipe may pass its loss a second time as a metric.
-    Tensors are compared by their address, which does not wait for the device.
+    Both would be logged under one name. To pass the loss itself once more as this metric is
+    allowed. Tensors are compared by their address, which does not wait for the device. So an equal
+    copy is refused.
     """
     if isinstance(loss, torch.Tensor) and isinstance(metric, torch.Tensor):
         is_same = loss.data_ptr() == metric.data_ptr() and loss.shape == metric.shape
+    elif isinstance(loss, torch.Tensor) or isinstance(metric, torch.Tensor):
+        is_same = False
     else:
-        is_same = type(loss) is type(metric) and bool(loss == metric)
+        is_same = loss == metric or (math.isnan(loss) and math.isnan(metric))
     if not is_same:
         raise UserError(
             f"{caller} got two values for 'loss', as the loss and as a metric",

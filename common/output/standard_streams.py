@@ -14,7 +14,8 @@ from common.system.printable import PLAIN
 def ignore_lost_output() -> None:
     """Prepare standard output and standard error so that a run outlives its terminal.
 
-    Text that can't be written is dropped, and symbols that the terminal can't show are replaced.
+    Tools that launch runs for hours use this, too. Text that can't be written is dropped, and
+    symbols that the terminal can't show are replaced.
     """
     open_closed_streams()
     replace_output(Output, by_line=False)
@@ -23,8 +24,8 @@ def ignore_lost_output() -> None:
 def end_on_lost_output() -> None:
     """Prepare standard output so that a tool ends without a traceback if it can't write there.
 
-    A run goes on without its output: see `ignore_lost_output`. A tool has no other result, so it
-    ends.
+    This is for a tool whose only result is its output. A run goes on without its output: see
+    `ignore_lost_output`.
     """
     is_closed = sys.stdout is None
     open_closed_streams()
@@ -36,7 +37,7 @@ def end_on_lost_output() -> None:
 
 
 class Output(io.TextIOWrapper):
-    """A standard stream of a run, which goes on if its terminal is closed or its disk is full."""
+    """A standard stream that drops what can't be written, for a run that outlives its terminal."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):

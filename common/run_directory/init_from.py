@@ -78,12 +78,13 @@ def weights_file(path: str | Path) -> Path:
     """
     local_path = Path(find_initial(str(path)))
     if os.path.isfile(local_path):
-        # The file of weights in a finished model's folder.
+        # If this file is that of a finished model, compare it with its digest.
         if local_path.name == WEIGHTS and os.path.isfile(local_path.with_name(MODEL_JSON)):
             require_written_weights(local_path.parent)
         return local_path
     names = os.listdir(local_path) if os.path.isdir(local_path) else []
-    if PUBLISHED in names and WEIGHTS in names:
+    # A finished BERT has such a file, too, but also the digest of its weights.
+    if PUBLISHED in names and WEIGHTS in names and MODEL_JSON not in names:
         return local_path / WEIGHTS
     # The path is a run or a finished model's folder. With `path` instead of `local_path`, an error
     # shows what the user typed.

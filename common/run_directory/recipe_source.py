@@ -71,7 +71,8 @@ class RecipeSource:
     def tell_change(self, last_file: Path, step: int) -> None:
         """Print that the recipe was changed, and the lines that differ from `last_file`."""
         warn(
-            f"the recipe was changed since the run was last saved; it applies from update {step} on"
+            "the recipe was changed since this run last used it; the change applies from update "
+            f"{step} on"
         )
         for line in self.changed_lines(last_file):
             say(line)

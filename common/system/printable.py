@@ -64,14 +64,13 @@ def with_restored_letters(text: str) -> str:
 
 
 def replace_by_lookalikes(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters that an output's encoding lacks: the error handler named `PLAIN`.
+    """Replace characters that an output's encoding lacks; Python calls it as the handler `PLAIN`.
 
     Returns:
         The text to write instead, and the position at which the encoder goes on.
 
     Raises:
-        UnicodeError: `error` itself, if it is an error of decoding, which has bytes and no
-            characters.
+        UnicodeError: `error` itself, if it is an error of decoding: bytes have no lookalikes.
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error

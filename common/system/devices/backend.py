@@ -24,7 +24,10 @@ def device_module(device: torch.device) -> ModuleType | None:
 
 
 def optional_function(device: torch.device, *names: str) -> BackendFunction | None:
-    """Return the first function of these names that the device's module has; None without any."""
+    """Return the first of these functions that the device's module has; None if it has none.
+
+    Backends have different names for some functions.
+    """
     module = device_module(device)
     for name in names:
         function = getattr(module, name, None)

@@ -276,10 +276,10 @@ def logarithm(rate: float | None) -> float | None:
 
 
 def sample_of_log_lines(run: RunRecord) -> Sample:
-    """Describe the logarithms of the throughput at a run's log lines.
+    """Return the mean and spread of the logarithms of the throughput at a run's log lines.
 
-    Lines that follow each other are alike, so they count as fewer independent lines. With fewer
-    than `MIN_LOG_LINES` lines, the sample is empty.
+    Lines that follow each other are alike, so `series_sample` counts them as fewer independent
+    values. With fewer than `MIN_LOG_LINES` known values, the sample is empty.
     """
     logarithms = [logarithm(rate) for rate in run.values(THROUGHPUT)]
     known = [value for value in logarithms if value is not None]

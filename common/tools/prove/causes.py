@@ -432,7 +432,7 @@ def early_differences(
 
 
 def cause_of_difference(difference: Difference) -> Cause:
-    """Return the cause that follows from the first difference alone."""
+    """Return the first difference as a cause, for want of a better one, and where to look."""
     rank = f" on rank {difference.rank}" if difference.rank else ""
     sentence = (
         f"the first difference is {difference_in_words(difference)} {difference.moment}{rank}"

@@ -34,7 +34,8 @@ ADVICE = (
 def checked_metrics(run: ObservedRun) -> CheckedFigures:
     """Check whether each recorded metric follows from the outputs of its micro-batch.
 
-    Each name of a metric has one cause at most: the first wrong value.
+    The outputs are those that one of torch's loss functions got, with their labels. Each name of a
+    metric has one cause at most: the first wrong value.
     """
     causes: dict[str, Cause] = {}  # by the name of the metric
     compared_count = 0

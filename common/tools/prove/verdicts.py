@@ -16,7 +16,8 @@ class Verdict:
     passed: bool | None  # None: the check does not apply to this recipe
     # What was compared, such as "40 updates, 14 rows, 6 tensors", or why the check does not apply.
     compared: str
-    causes: tuple[str, ...] = ()  # sentences about the mistakes, the likeliest cause first
+    # Sentences about the mistakes, the likeliest cause first, and then differences of the results.
+    causes: tuple[str, ...] = ()
     advice: str = ""  # the change that the recipe needs; empty if it is unknown or not needed
 
 
@@ -36,7 +37,7 @@ def failed_verdict(
     Args:
         compared: see `Verdict`.
         causes: the likeliest cause first. Equal sentences appear once.
-        differences: phrases about results that differ; their cause may be unknown.
+        differences: further phrases for the end of the list, such as results that differ.
     """
     sentences = [*(cause.sentence for cause in causes), *differences]
     advice = causes[0].advice if causes else ""

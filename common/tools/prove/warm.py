@@ -176,8 +176,8 @@ def set_up_fork(request: LaunchRequest) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None  # Python then reads it from this environment
-    # A fork inherits the states of the generators. Seed them, because separate processes start with
-    # different states.
+    # A fork inherits the states of the generators. Seed them from the system's randomness, because
+    # separate processes start with different states.
     random.seed()
     # `LIBRARIES` have imported NumPy and torch. Importing them at the top of this file would slow
     # the bench, which imports it.

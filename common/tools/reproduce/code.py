@@ -314,6 +314,7 @@ def apply_patch(tree: CodeTree, old: ComparedRun, folder: Path) -> None:
             f"{path} has changed since the run wrote it",
             advice=f"restore the original file from a backup, {CURRENT_CODE}",
         )
+    # Saved patches have no context lines (see `code_tree`), and may add spaces at the end of lines.
     run_git(folder, "apply", "--unidiff-zero", "--whitespace=nowarn", str(path))
 
 

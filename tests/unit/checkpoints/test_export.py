@@ -258,7 +258,10 @@ def test_flipped_bit_of_an_exported_model_is_refused(saved: tuple[Path, nn.Modul
     content[-1] ^= 1
     path.write_bytes(content)
     calls = (model_folder, weights_file, lambda run: load_weights(model, run))
-    for load, place in [*((call, directory) for call in calls), (weights_file, path)]:
+    # A model of Transformers has a config.json as well, as published weights do.
+    (directory / "model" / "config.json").write_text("{}")
+    places = [*((call, directory) for call in calls), (weights_file, path)]
+    for load, place in [*places, (weights_file, path.parent)]:
         with pytest.raises(UserError, match="its SHA-256 is not the one in"):
             load(place)
     (directory / "model" / "model.json").write_text(json.dumps(FACTS))

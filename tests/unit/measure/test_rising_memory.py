@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from common.measure.rising_memory import RisingMemoryWatch, rising_sentence
+from common.measure.rising_memory import RisingMemoryWatch, warning_of_rise
 
 RISING = [1000.0 + 10 * line for line in range(10)]  # MiB at log lines
 
@@ -21,7 +21,7 @@ RISING = [1000.0 + 10 * line for line in range(10)]  # MiB at log lines
 )
 def test_steady_memory_gives_no_warning(memory_mib: list[float]) -> None:
     """Too few lines, single drops and tiny steps are normal."""
-    assert rising_sentence("the GPU", memory_mib) is None
+    assert warning_of_rise("the GPU", memory_mib) is None
 
 
 def test_rising_memory_gives_one_warning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,6 +117,16 @@ def test_another_value_of_the_loss_is_refused() -> None:
             TrainingSums(torch.device("cpu"), 1).add(loss, {"loss": another})
 
 
+@pytest.mark.parametrize("loss", [float("nan"), 2.0, np.float32(2.0), np.array([2.0])])
+def test_loss_that_is_no_tensor_may_be_repeated(loss: Any) -> None:
+    """NaN is not equal to itself, and the values of an array are copied."""
+    sums = TrainingSums(torch.device("cpu"), 1)
+    sums.add(loss, {"loss": loss})
+    total, count = sums.take()["loss"]
+    assert count == 1
+    assert total == pytest.approx(2.0) or np.isnan(loss)
+
+
 def test_loss_may_be_repeated_among_the_metrics() -> None:
     """It is the same loss, and counts once."""
     loss = torch.tensor(2.0, requires_grad=True)

@@ -311,13 +311,14 @@ def cause_of_evaluation(evaluation: CompleteEvaluation, size: int) -> Cause | No
 
 
 def cause_of_other_split(evaluation: CompleteEvaluation, evaluation_name: str) -> Cause | None:
-    """Return the cause if an evaluation reads other splits instead of its own, or None.
+    """Return the cause if an evaluation reads only splits that its figures do not stand for.
 
-    An evaluation that reads no loader of the run has data of its own, which can't be judged.
+    This function is for an evaluation that has read no sample of its split. If the recipe has made
+    the loader itself, or reads none, the samples are unknown, and the result is None.
     """
     splits = sorted(evaluation.uses)
-    has_own_data = not splits or "" in splits
-    if has_own_data:
+    are_samples_unknown = not splits or "" in splits  # "" stands for a loader of the recipe's own
+    if are_samples_unknown:
         return None
     return Cause(
         f"{evaluation_name} stands for the split {evaluation.split}, but read only "
