@@ -343,11 +343,11 @@ def test_table_fits_a_terminal() -> None:
     assert "| **recipe mnist_mlp** |" in markdown
 
 
-def test_page_has_the_table_that_was_measured() -> None:
-    """The page has the table and the caption that the file of results gives."""
-    results = Results.read(time_to_accuracy.RESULTS)
-    if results is None:
-        pytest.skip("nothing has been measured")
+@pytest.mark.parametrize("name", ["time-to-accuracy.json", "time-to-accuracy-text.json"])
+def test_page_has_the_table_that_was_measured(name: str) -> None:
+    """The page has the table and the caption that each file of results gives."""
+    results = Results.read(time_to_accuracy.RESULTS.with_name(name))
+    assert results is not None
     page = (REPOSITORY / "benchmarks" / "peers.md").read_text()
     assert as_markdown(rows_of(results)) in page
     assert caption(results) in page
