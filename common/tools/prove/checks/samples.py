@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from common.system.wording import counted
 from common.tools.prove.bench import Bench, RunFailedError
 from common.tools.prove.checks.resuming import interrupted_spec
 from common.tools.prove.comparison import run_with_layout, update_layouts
@@ -293,16 +294,17 @@ def cause_of_evaluation(evaluation: CompleteEvaluation, size: int) -> Cause | No
     repetitions = ""
     if repeated:
         repetitions = (
-            f", and {len(repeated)} samples were read twice or more ({first_samples(repeated)})"
+            f", and it read {counted(len(repeated), 'sample')} twice or more "
+            f"({first_samples(repeated)})"
         )
-    counted = evaluation.figures.get("count")
-    if counted is not None and counted != size:
+    logged_count = evaluation.figures.get("count")
+    if logged_count is not None and logged_count != size:
         return Cause(
-            f"{evaluation_name} counted {counted:g} samples, and {evaluation.split} has "
+            f"{evaluation_name} counted {logged_count:g} samples, and {evaluation.split} has "
             f"{size}{repetitions}: samples that only fill up a batch must not count",
             ADVICE_EVALUATION,
         )
-    if counted is None and repeated:
+    if logged_count is None and repeated:
         return Cause(
             f"{evaluation_name} read {len(uses)} samples{repetitions}, and logs no `count`",
             f"{ADVICE_EVALUATION}; log `count`, the number of samples that count",
