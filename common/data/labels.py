@@ -83,6 +83,8 @@ class LabelledData:
     def find_classes(self, labels: Iterable[LabelValue]) -> None:
         """Set `classes` and `class_names`.
 
+        The index of a class in these lists is its number, which the samples have as their label.
+
         The column's type may list the classes. Otherwise they are the distinct labels in sorted
         order, numbers before text. Missing labels do not count.
 
@@ -167,7 +169,7 @@ class LabelledData:
         Args:
             total: the number of rows in train; `share_to_hold_out` gives the share of them.
             candidates: int64, the indices of rows that may be held out; the choice is spread evenly
-                over them, in this order.
+                over them, in this order. If they are sorted by class, each class gives its share.
             unit: what an index stands for, for messages.
 
         Returns:

@@ -44,6 +44,7 @@ def worker_count(samples: Samples, requested: int | None) -> int:
 
 
 def never() -> bool:
+    """Answer "no": without the signals of a run, nothing stops and nothing is rehearsed."""
     return False
 
 
@@ -53,7 +54,8 @@ class RunSignals:
 
     # Whether this process got a request to stop. A long wait for workers then ends.
     is_asked_to_stop: Callable[[], bool] = never
-    # Whether any rank got such a request. An evaluation then ends before its next batch.
+    # Whether any rank got such a request, as far as this rank knows. An evaluation then ends before
+    # its next batch.
     is_stop_announced: Callable[[], bool] = never
     # Whether an evaluation is only a rehearsal: a few batches before training, to find mistakes.
     is_rehearsing: Callable[[], bool] = never
@@ -85,10 +87,11 @@ class Loader:
                 them in worker processes. "auto" chooses "device" if the samples fit into `room`.
             num_workers: worker processes; with 0, this process makes the batches. By default, it
                 follows from the number of cores.
-            seed: the seed of the run, for augmentation.
+            seed: the seed of the run, for augmentation; `samples` gets it.
             room: bytes of the device's memory that "auto" may use; by default half of the free
                 memory. The splits of a run share one room: see `placed_bytes`.
-            patience: seconds to wait for one batch of the workers.
+            patience: seconds to wait for one batch of the workers. After that, they are killed, and
+                a `UserError` ends the wait.
             signals: the signals of the run that uses the batches; by default, nothing interrupts.
 
         Raises:

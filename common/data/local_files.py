@@ -28,8 +28,8 @@ MAX_VISITS = 16
 FETCH_ADVICE = (
     "fetch the files (for example with git annex get or dvc pull), or correct or remove the links"
 )
-# Paths that `datasets` ignores: hidden ones, __MACOSX and __pycache__.
-HIDDEN = re.compile(r"(^|/)(\.|__[Mp])")
+# Paths that `datasets` ignores: hidden ones, and all in folders such as __MACOSX and __pycache__.
+HIDDEN = re.compile(r"(^|/)(\.|__[^/]*/)")
 
 
 def suffix_of(path: str) -> str:
@@ -55,12 +55,18 @@ class LocalFiles:
         return HIDDEN.search(self.relative(path)) is not None
 
     def visible_links(self) -> list[str]:
-        """Return the paths of links that lead nowhere, without those that `datasets` ignores."""
+        """Return the paths of links that lead nowhere, and whose files `datasets` would read.
+
+        It would ignore a hidden file in any case, so no data are missing.
+        """
         return [path for path in self.dangling if not self.is_hidden(path)]
 
 
 def find_files(folder: Path) -> LocalFiles:
     """Return all files under a folder; symbolic links are followed.
+
+    The fingerprint of a local data set covers these files. The notes on missing and unread files
+    come from them, too.
 
     A link to a folder that contains the link itself is not followed, because the files there are
     listed anyway.
@@ -81,6 +87,7 @@ FolderIdentity = tuple[int, int]
 
 
 def identity_of(status: os.stat_result) -> FolderIdentity:
+    """Return a folder's identity, by which a link back to a parent folder is recognised."""
     return status.st_dev, status.st_ino
 
 

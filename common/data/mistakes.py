@@ -59,6 +59,8 @@ def other_columns_error(
 ) -> UserError:
     """Return the error for a file whose columns differ from those of the first file.
 
+    A data set is read with one list of columns, so no file may have others.
+
     Args:
         file: the file in words, such as its path.
         columns: the types of the file's columns, by name.

@@ -98,6 +98,9 @@ class TrainingOrder:
     ) -> torch.Tensor:
         """Reorder samples so that each global batch has samples of similar length.
 
+        Such batches need little padding. A sample stays in its window (see `WINDOW`), and the order
+        of the batches in a window is random.
+
         Args:
             order: int64 [updates × global_batch], sample indices.
             lengths: int64 [samples], by sample index.
@@ -144,6 +147,7 @@ class BlockBatches(Sequence[torch.Tensor]):
         self.starts = self.sizes.cumsum() - self.sizes  # the first sample index of each block
 
     def __len__(self) -> int:
+        """Return the number of micro-batches from the first update to the end of the epoch."""
         return self.order.updates_per_epoch * self.order.accumulation - self.first
 
     def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]  # takes no slices
@@ -202,7 +206,10 @@ class EvaluationOrder:
 
     @property
     def most_batches(self) -> int:
-        """The number of batches of the rank that has the most batches."""
+        """The number of batches of the rank that has the most batches.
+
+        The ranks of a sharded model need this many batches each: see `batches`.
+        """
         return -(-self.num_samples // (self.world_size * self.batch_size))
 
     def batches(self) -> list[torch.Tensor]:

@@ -29,7 +29,11 @@ class Footer(NamedTuple):
 
 
 def read_footer(path: str) -> Footer:
-    """Read the footer of a parquet file; raise a `UserError` if it can't be read."""
+    """Read the columns and row groups of a parquet file from its footer, without reading rows.
+
+    Raises:
+        UserError: the file can't be read.
+    """
     from datasets import Features
 
     with opened_parquet(path) as file:
@@ -52,7 +56,11 @@ def describe_group(file: "pyarrow.parquet.ParquetFile", place: int) -> tuple[int
 
 
 def has_group(file: "pyarrow.parquet.ParquetFile", place: int, checksum: int) -> bool:
-    """Whether a file still has a row group at this place, with this checksum."""
+    """Whether a file still has a row group at this place, with this checksum.
+
+    If not, the file has changed since its footer was read, so its rows may not be those that the
+    run expects.
+    """
     if place >= file.num_row_groups:
         return False
     _, _, current_checksum = describe_group(file, place)

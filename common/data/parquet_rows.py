@@ -69,7 +69,9 @@ class ParquetRows:
         return int(self.ends[-1])
 
     def read(self, samples: torch.Tensor, epoch: int | None) -> tuple[list[RowValues], np.ndarray]:
-        """Read some rows.
+        """Read the rows of a batch.
+
+        The row groups that were used most recently stay in memory for the next batches.
 
         Args:
             samples: int64 [batch], row indices.

@@ -144,6 +144,10 @@ class ParquetTables(LabelledData):
         return chain.from_iterable(pool.map(labels_of, self.shards))
 
     def values_of_classes(self) -> list[LabelValue]:
+        """Return the value of each class in the files, if the label column has the type ClassLabel.
+
+        It is the class's name if the files hold text, and otherwise its number.
+        """
         if is_text(self.file_features[self.label_column]):
             # The files have the names of the classes that README.md lists, and not their numbers.
             return list(self.class_names)
@@ -151,6 +155,8 @@ class ParquetTables(LabelledData):
 
     def make_validation(self, source: DataSource) -> None:
         """Move some row groups of train to a validation split, if the data set needs one.
+
+        A split consists of whole row groups here, so single rows can't be moved.
 
         Raises:
             UserError: nothing could be evaluated, or train has too few row groups.
@@ -162,7 +168,9 @@ class ParquetTables(LabelledData):
             self.splits["validation"] = train[held_out]
 
     def write_groups(self, folder: Path, columns: list[str]) -> ParquetRows:
-        """Write the row groups of all splits to a cache folder, and set `index` for `facts`.
+        """Write the places of the row groups to a cache folder, and set `index` for `facts`.
+
+        No rows are written: a run reads them from the parquet files while it trains.
 
         Args:
             columns: the columns that a batch needs, besides the label column.
@@ -181,6 +189,10 @@ class ParquetTables(LabelledData):
         return ParquetRows(self.splits[self.first_role], **index)
 
     def facts(self) -> PreparedFacts:
+        """Return the facts that the cache keeps; the index among them tells a run how to read rows.
+
+        The index is missing before `write_groups`.
+        """
         facts = super().facts()
         if self.index is not None:
             facts["index"] = self.index

@@ -78,6 +78,9 @@ def make_loaders(
 def iterable_order(config: TrainingConfig, accelerator: RunAccelerator, name: str) -> IterableOrder:
     """Return an order of as many batches as the run has, for an `IterableDataset`.
 
+    The data set chooses its samples itself. Its number of samples is not known, so the number of
+    batches follows from `--max-steps`.
+
     Args:
         name: the name of the split.
 
@@ -120,9 +123,10 @@ def training_order(
     accumulation = config.gradient_accumulation_steps
     if config.evaluate_only:
         # A run that only evaluates makes a training loader as well. If it has too few samples for
-        # one update, a smaller batch keeps `TrainingOrder` from refusing them.
-        samples_per_rank = len(samples) // (accumulation * accelerator.num_processes)
-        batch_size = min(batch_size, max(1, samples_per_rank))
+        # one update, a smaller update keeps `TrainingOrder` from refusing them.
+        samples_per_rank = len(samples) // accelerator.num_processes
+        accumulation = min(accumulation, max(1, samples_per_rank))
+        batch_size = min(batch_size, max(1, samples_per_rank // accumulation))
     # Samples in blocks are not ordered by length: a batch would need too many blocks at once.
     return TrainingOrder(
         num_samples=len(samples),

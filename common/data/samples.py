@@ -66,7 +66,10 @@ class Samples:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether samples consist of tokens, so that a model's operations depend on the length."""
+        """Whether samples consist of tokens, so that a model's operations depend on the length.
+
+        Texts override it, because streamed ones have tokens but no `lengths` that are known.
+        """
         return self.lengths is not None
 
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
@@ -97,6 +100,8 @@ class Samples:
 
     def work_by_index(self, samples: torch.Tensor) -> Work:
         """Return the size of the batch of `samples`, by their indices alone.
+
+        Unlike `work_of`, this method needs no finished batch, so `fetch` may call it.
 
         Samples without `lengths` have no tokens to count.
         """

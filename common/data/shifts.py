@@ -1,4 +1,4 @@
-"""Shifts and mirrors the images of a training batch, each differently.
+"""Shifts and mirrors the images of a training batch, each differently, as augmentation.
 
 A few operations serve the whole batch.
 """

@@ -46,12 +46,19 @@ class StoredSamples(Samples):
         return self.take(self.tensors, samples)
 
     def place(self, device: torch.device) -> None:
+        """Copy all arrays to `device` for `gather`; on a CPU, they stay where they are."""
         self.placed = {name: values.to(device) for name, values in self.tensors.items()}
 
     def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+        """Make a finished batch on the device, from the arrays that `place` copied there."""
         return self.finish(self.take(self.placed, samples), samples, epoch)
 
     def fingerprint(self) -> str | None:
+        """Return a digest of the arrays, by which a resumed run notices that its data have changed.
+
+        The default covers only a few samples. This digest covers all of them if the arrays are
+        small.
+        """
         return fingerprint_of_arrays(self.arrays)
 
 

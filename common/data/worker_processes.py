@@ -48,7 +48,7 @@ def begin_worker(worker: int) -> None:
     The run still needs batches until its last update. Then it ends its workers itself.
     """
     prepare_worker()
-    # A forked worker inherits the setting to keep freed memory, but needs it for a short time only.
+    # A forked worker inherits the setting to keep freed memory, which it would not use again.
     HEAP.stop_keeping()
     for stop_signal in STOP_SIGNALS:
         signal.signal(stop_signal, signal.SIG_IGN)

@@ -14,9 +14,10 @@ from common.data import loader as loader_module
 from common.data.image_samples import CachedImages
 from common.data.loader import NO_SIGNALS, Loader
 from common.data.order import EvaluationOrder, TrainingOrder
-from common.data.run_loaders import evaluation_order, make_loaders
+from common.data.run_loaders import evaluation_order, make_loaders, training_order
 from common.data.samples import Batch
 from common.data.shifts import reflected
+from common.data.stored_samples import TensorSamples
 from common.errors import UserError
 from common.run_directory.model_records import ImageFormat
 from common.system.devices import to_device
@@ -236,6 +237,23 @@ def test_placed_splits_share_free_memory(
     placements = [loader.placement for loader in loaders.values()]
     assert placements == ["device"] * placed + ["workers"] * (2 - placed)
     assert loaders["train"].placed_bytes == splits["train"].num_bytes
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 16])
+@pytest.mark.parametrize("accumulation", [1, 8])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_run_that_only_evaluates_needs_no_samples_for_an_update(
+    count: int, accumulation: int, processes: int
+) -> None:
+    """It makes a training loader, too, whose updates are as small as need be."""
+    accelerator: Any = SimpleNamespace(num_processes=processes, process_index=0)
+    config = TrainingConfig(
+        batch_size=8, gradient_accumulation_steps=accumulation, evaluate_only=True
+    )
+    order = training_order(config, accelerator, TensorSamples(x=torch.zeros(count)))
+    assert order.updates_per_epoch >= 1
+    fits = 8 * accumulation * processes <= count
+    assert (order.batch_size, order.accumulation) == (8, accumulation) or not fits
 
 
 def test_data_larger_than_free_memory_are_refused(cuda: Cuda) -> None:
