@@ -28,8 +28,9 @@ MAX_VISITS = 16
 FETCH_ADVICE = (
     "fetch the files (for example with git annex get or dvc pull), or correct or remove the links"
 )
-# Paths that `datasets` ignores: hidden ones, and all in folders such as __MACOSX and __pycache__.
-HIDDEN = re.compile(r"(^|/)(\.|__[^/]*/)")
+# Paths that `datasets` ignores and that hold no data: hidden ones, __MACOSX and __pycache__. It
+# ignores other folders such as __cat as well, but one may be a class, so the user is told of it.
+HIDDEN = re.compile(r"(^|/)(\.|__[Mp])")
 
 
 def suffix_of(path: str) -> str:

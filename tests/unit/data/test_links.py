@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from datasets.data_files import resolve_pattern
 
 from common.data.images import ImageData
 from common.data.local_files import MAX_VISITS, find_files
@@ -154,28 +153,6 @@ def test_class_that_is_a_dangling_link_is_refused(pets: Path) -> None:
     message = refusal(lambda: images(pets))
     assert "train/fox" in message
     assert "or correct or remove the links" in message
-
-
-@pytest.mark.parametrize(
-    ("path", "is_hidden"),
-    [
-        ("train/cat/000.png", False),
-        ("train/.cat/000.png", True),
-        (".DS_Store", True),
-        ("__MACOSX/000.png", True),
-        ("train/__old/000.png", True),
-        ("__Main.csv", False),
-        ("train/__cat.png", False),
-    ],
-)
-def test_paths_that_datasets_ignores_are_hidden(path: str, is_hidden: bool, tmp_path: Path) -> None:
-    """A folder whose name begins with two underscores is hidden, but no such file."""
-    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / path).touch()
-    (tmp_path / "visible.png").touch()
-    local_files = find_files(tmp_path)
-    assert local_files.is_hidden(str(tmp_path / path)) is is_hidden
-    assert len(resolve_pattern("**", str(tmp_path))) == (1 if is_hidden else 2)
 
 
 def rows_of_class_b(data: ImageData) -> int:
