@@ -181,8 +181,7 @@ class Sums:
         for name, metric in (metrics or {}).items():
             value = measured_value(name, metric, "sums.record")
             if name == "loss":
-                if metric is not loss:
-                    refuse_another_loss(measured_loss, value, "sums.record")
+                refuse_another_loss(loss, metric, "sums.record")
             elif isinstance(value, torch.Tensor):
                 self.add_recorded(name, elements_total(value), float(value.numel()))
             else:

@@ -95,8 +95,8 @@ class TrainingSums:
         measured_metrics = {
             name: measured_value(name, value, "run.record") for name, value in metrics.items()
         }
-        if "loss" in measured_metrics and metrics["loss"] is not loss:
-            refuse_another_loss(measured_loss, measured_metrics["loss"], "run.record")
+        if "loss" in metrics:
+            refuse_another_loss(loss, metrics["loss"], "run.record")
         measured = {"loss": measured_loss, **measured_metrics}
         self.pending.append(measured)
         self.pending_versions.append({name: version_of(value) for name, value in measured.items()})

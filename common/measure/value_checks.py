@@ -19,6 +19,7 @@ Value = torch.Tensor | float
 # What a recipe may give as a loss, a metric or a total; a bool is an int.
 Measured = torch.Tensor | np.ndarray | np.number | np.bool_ | float
 Metrics = Mapping[str, Measured]  # values of any shape, by name
+ARRAYS = (torch.Tensor, np.ndarray)
 
 
 def measured_value(name: str, value: Measured, caller: str) -> Value:
@@ -51,19 +52,19 @@ def measured_value(name: str, value: Measured, caller: str) -> Value:
     )
 
 
-def refuse_another_loss(loss: Value, metric: Value, caller: str) -> None:
+def refuse_another_loss(loss: Measured, metric: Measured, caller: str) -> None:
     """Raise a `UserError` if the metric named "loss" is another value than the loss.
 
     Both would be logged under one name. To pass the loss itself once more as this metric is
     allowed. Tensors are compared by their address, which does not wait for the device. So an equal
-    copy is refused.
+    copy is refused, as it is for arrays.
     """
     if isinstance(loss, torch.Tensor) and isinstance(metric, torch.Tensor):
         is_same = loss.data_ptr() == metric.data_ptr() and loss.shape == metric.shape
-    elif isinstance(loss, torch.Tensor) or isinstance(metric, torch.Tensor):
-        is_same = False
+    elif isinstance(loss, ARRAYS) or isinstance(metric, ARRAYS):
+        is_same = loss is metric
     else:
-        is_same = loss == metric or (math.isnan(loss) and math.isnan(metric))
+        is_same = bool(loss == metric) or (math.isnan(loss) and math.isnan(metric))
     if not is_same:
         raise UserError(
             f"{caller} got two values for 'loss', as the loss and as a metric",
@@ -78,7 +79,7 @@ def figure(name: str, value: Measured) -> float:
     Raises:
         UserError: the value is not such a number.
     """
-    shape = tuple(value.shape) if isinstance(value, (torch.Tensor, np.ndarray)) else None
+    shape = tuple(value.shape) if isinstance(value, ARRAYS) else None
     if is_complex(value):
         raise UserError(
             f"the evaluation returned a complex number as {name!r}",
@@ -87,7 +88,7 @@ def figure(name: str, value: Measured) -> float:
         )
     if shape is None or math.prod(shape) == 1:
         try:
-            return float(value.item() if isinstance(value, (torch.Tensor, np.ndarray)) else value)
+            return float(value.item() if isinstance(value, ARRAYS) else value)
         except (TypeError, ValueError):
             pass  # the error below names the type, such as str
     shape_text = ""

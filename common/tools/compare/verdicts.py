@@ -133,7 +133,7 @@ def figures_of_group(
     if finished_run_indices:
         log_throughput_of_lines = sample_of_log_lines(comparison.runs[finished_run_indices[0]])
     # The first finished run, whose standard error belongs to one of the values of the objective.
-    (first_index, *_) = finished_run_indices or group.run_indices
+    first_index = (finished_run_indices or group.run_indices)[0]
     return GroupFigures(
         group=group,
         first_run=comparison.runs[first_index],
