@@ -11,18 +11,16 @@ exit status is 1 if the mean accuracy misses the target.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TypedDict
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # started as a file: let the package be found
-    sys.path[0] = str(REPOSITORY)
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from benchmarks import REPOSITORY
+from benchmarks.harness.whole_command import run_whole_command
 
 RECIPE = REPOSITORY / "recipes" / "cifar10_fast.py"
 RESULTS = REPOSITORY / "benchmarks" / "results"
@@ -50,35 +48,17 @@ def run_seed(
     Raises:
         SystemExit: the command failed.
     """
-    from common.run_directory.record_files import read_record
-    from common.run_directory.records import Summary
-
-    load_average = os.getloadavg()[0]
     matrix_gflops = measured_matrix_gflops()
-    with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder) / f"seed-{seed}"
-        command = [sys.executable, str(recipe), "--dataset", dataset, "--seed", str(seed)]
-        command += ["--tracker", "none", "--output-dir", str(directory), *flags]
-        environment = os.environ | {"XDG_CACHE_HOME": str(Path(folder) / "cache")}
-        start = time.perf_counter()
-        finished = subprocess.run(command, env=environment)
-        seconds = time.perf_counter() - start
-        if finished.returncode != 0:
-            raise SystemExit(f"seed {seed} ended with status {finished.returncode}: see above")
-        figures = read_record(directory / "summary.json", Summary).figures
-        if kept_runs is not None:
-            from common.tools.reproduce.publishing import publish_if_possible  # loads torch
-
-            publish_if_possible(directory, kept_runs / f"seed-{seed}")
+    command = run_whole_command(recipe, dataset, seed, flags, kept_runs)
     return Entry(
         seed=seed,
-        accuracy_tta=figures["test/accuracy_tta"],
-        accuracy=figures["test/accuracy"],
-        seconds=round(seconds, 1),
-        training_seconds=round(figures["time/train_seconds"], 1),
+        accuracy_tta=command.figures["test/accuracy_tta"],
+        accuracy=command.figures["test/accuracy"],
+        seconds=round(command.seconds, 1),
+        training_seconds=round(command.figures["time/train_seconds"], 1),
         matrix_gflops=round(matrix_gflops, 1),
-        petaflops_available=round(seconds * matrix_gflops / 1e6, 3),
-        load_average_before=round(load_average, 2),
+        petaflops_available=round(command.seconds * matrix_gflops / 1e6, 3),
+        load_average_before=round(command.load_average_before, 2),
     )
 
 
