@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from common.checkpoints import export
+from common.checkpoints.adapters import State
 from common.console.display import DISPLAY
 from common.lifecycle.evaluation_figures import checked_figures, refuse_means
 from common.lifecycle.saving import compare_weights_of_ranks
@@ -30,6 +31,7 @@ class Evaluations:
         """
         self.context = context
         self.rehearsal = Rehearsal(is_wanted=rehearse and not context.config.evaluate_only)
+        self.states_before_rehearsal: State | None = None  # of the random generators
         self.evaluated_model: nn.Module | None = None  # the bare model that was evaluated last
         self.evaluated_step: int | None = None  # the update after which this model was evaluated
         self.kept_step: int | None = None  # the update of the model to export, once it is known
@@ -42,8 +44,12 @@ class Evaluations:
 
         - The last model has to be compared with an earlier best one.
         - An evaluation is due by the interval, and the final evaluation reads another split.
+
+        Before a rehearsal, the states of the random generators are kept here, and not in
+        `evaluating`: a recipe may draw or seed before it calls that.
         """
         if self.rehearsal.is_due:
+            self.states_before_rehearsal = self.context.random.state_dict()
             return True
         step = self.context.progress.global_step
         if self.evaluated_step == step:
@@ -110,7 +116,8 @@ class Evaluations:
     def log(self, figures: Metrics, split: Split, kept: KeptParts) -> None:
         """Log an evaluation that was due. If it is the best one, save its model in the background.
 
-        The figures of a rehearsal are only checked.
+        The figures of a rehearsal are only checked, and the random generators get the states that
+        they had before it.
 
         Args:
             split: the split that was evaluated.
@@ -121,6 +128,8 @@ class Evaluations:
         if self.rehearsal.is_on:
             refuse_means(figures, context.accelerator)
             self.rehearsal.accept_figures()
+            if self.states_before_rehearsal is not None:
+                context.random.load_state_dict(self.states_before_rehearsal)
             return
         is_best = self.record_if_validation(values, split)
         logs.add_evaluation(values, split, is_best)

@@ -80,6 +80,26 @@ def test_a_kill_between_unaligned_batches_changes_no_bit(copies: Copies, tmp_pat
     assert_same_result(folder / "killed", folder / "whole")
 
 
+# A case that once failed. Its evaluation draws random numbers before `run.evaluating`, and so does
+# the rehearsal at the start of a resumed run. The dropout of the next update draws after it.
+DRAWS_OUTSIDE = Case(
+    updates_per_epoch=4,
+    eval_every=4,
+    checkpoint_every=1,
+    evaluation_draws=True,
+    dropout=True,
+    kill=(0, 0.7, "save"),
+)
+
+
+def test_a_kill_changes_no_bit_if_a_rehearsal_draws(copies: Copies, tmp_path: Path) -> None:
+    """A rehearsal leaves the random generators as they were, wherever it draws."""
+    folder = tmp_path / "case"
+    check(DRAWS_OUTSIDE, copies, folder)
+    assert folder_of_killed(folder / "killed-notes").is_dir(), "the kill came too late"
+    assert_same_result(folder / "killed", folder / "whole")
+
+
 def test_each_copy_is_python(pool: list[Case]) -> None:
     """Each copy parses, and contains no marks of the template."""
     for case in pool:

@@ -132,6 +132,7 @@ def evaluate(run, model, loader, notes, purpose):
     rank, ranks = run.accelerator.process_index, run.accelerator.num_processes
     sums = Sums(run.accelerator, finish)  #? finish
     sums = Sums(run.accelerator)  #? no finish
+    torch.rand(7)  #? draws
     with run.evaluating(model) as bare_model:
         for number, batch in enumerate(loader):
             labels = batch["labels"]
