@@ -7,6 +7,7 @@ from statistics import fmean, median
 
 from common.tools.prove.bench import Bench
 from common.tools.prove.records.instrument_records import (
+    GrowingContainer,
     GrowingGraph,
     GrowingTensors,
     MemoryInUse,
@@ -99,6 +100,7 @@ def verdict_of(
     compared = ", ".join(growth.in_words(unit) for growth in growths)
     causes = [growing_graph_in_words(graph) for graph in run.processes[0].of(GrowingGraph)]
     causes += [growing_tensors_in_words(tensors) for tensors in run.processes[0].of(GrowingTensors)]
+    causes += growing_containers_in_words(run)
     too_much = [growth for growth in growths if growth.is_too_much]
     if not too_much:
         first_step = measurements[0].step
@@ -188,6 +190,23 @@ def growing_tensors_in_words(tensors: GrowingTensors) -> str:
         f"the number of {tensors.dtype} [{size}] tensors grew by {tensors.more} to "
         f"{tensors.count}; they are held by {tensors.holder}"
     )
+
+
+def growing_containers_in_words(run: ObservedRun) -> list[str]:
+    """Return a sentence about each container that grows, those with the most bytes first.
+
+    Containers that are named as the holders of tensors are left out.
+    """
+    process = run.processes[0]
+    holders = {tensors.holder for tensors in process.of(GrowingTensors)}
+    containers = [
+        container for container in process.of(GrowingContainer) if container.variable not in holders
+    ]
+    containers.sort(key=lambda container: container.more * container.item_bytes, reverse=True)
+    return [
+        f"{container.variable} grew by {container.more:,} to {container.items:,} items"
+        for container in containers
+    ]
 
 
 CHECK = Check(

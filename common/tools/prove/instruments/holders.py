@@ -104,6 +104,23 @@ def recipe_containers(frame: FrameType, folder: Path) -> Iterator[tuple[Containe
             yield value, f"the {type(value).__name__} {name}"
 
 
+def container_sizes(frame: FrameType, folder: Path) -> dict[str, tuple[int, int]]:
+    """Return the number of items of each container of the recipe, and the bytes of an item.
+
+    An item's bytes leave out what it refers to. For an array of NumPy, they include its values.
+
+    Args:
+        frame: the innermost running function.
+        folder: the recipe's folder.
+    """
+    sizes = {}
+    for container, name in recipe_containers(frame, folder):
+        values = container.values() if isinstance(container, dict) else container
+        item = next(iter(values), None)
+        sizes[name] = (len(container), sys.getsizeof(item))
+    return sizes
+
+
 def recipe_variables(frame: FrameType, folder: Path) -> Iterator[tuple[str, object]]:
     """Yield the variables of the recipe, and the attributes of the objects in them.
 

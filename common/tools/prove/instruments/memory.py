@@ -3,7 +3,8 @@
 It writes `MemoryInUse`. The allocator's figure is exact to the byte, where the system's C library
 reports it. Resident memory also includes freed memory that the allocator keeps. After the last
 update, it writes `GrowingTensors` for each dtype and shape of tensors whose number keeps growing,
-and `GrowingGraph` for each variable whose graph of gradients does.
+`GrowingGraph` for each variable whose graph of gradients does, and `GrowingContainer` for each
+variable with a container that does.
 
 Tensors in a `deque` of the recipe with a `maxlen` are left out, because their number is bounded.
 Resident memory alone includes them.
@@ -24,8 +25,13 @@ from common.checkpoints.shards import is_sharded
 from common.run import Run
 from common.system.devices import allocated_bytes
 from common.tools.prove.instruments.graphs import graph_sizes
-from common.tools.prove.instruments.holders import holder_in_words, tensors_in_bounded_deques
+from common.tools.prove.instruments.holders import (
+    container_sizes,
+    holder_in_words,
+    tensors_in_bounded_deques,
+)
 from common.tools.prove.records.instrument_records import (
+    GrowingContainer,
     GrowingGraph,
     GrowingTensors,
     MemoryInUse,
@@ -34,7 +40,7 @@ from common.tools.prove.session import Session
 
 MEASURED_EVERY = 5  # updates; each measured update has a log line, where the run adds up its values
 FIRST_MEASURED = 10  # the first measured update; libraries fill their caches before it
-MIN_GROWTH = 2  # the fewest tensors of a type by which the number must grow to be written
+MIN_GROWTH = 2  # the least growth of a number of tensors or items that is written
 TensorType = tuple[str, tuple[int, ...]]  # the dtype and the shape
 
 
@@ -53,6 +59,7 @@ class MemoryObserver:
         # At the first measurement:
         self.first_counts: Counter[TensorType] | None = None
         self.first_graph_sizes: dict[str, int] = {}
+        self.first_container_sizes: dict[str, tuple[int, int]] = {}
         self.first_step = 0
 
     def around_record(
@@ -87,10 +94,12 @@ class MemoryObserver:
         if self.first_counts is None:
             self.first_counts = counts
             self.first_graph_sizes = graph_sizes(sys._getframe(), folder)
+            self.first_container_sizes = container_sizes(sys._getframe(), folder)
             self.first_step = step
         elif step + MEASURED_EVERY > run.plan.total_steps:
             self.write_growing_graphs(step, folder)
             self.write_growing_tensors(counts, tensors, step, folder)
+            self.write_growing_containers(step, folder)
 
     def write_growing_graphs(self, step: int, folder: Path) -> None:
         """Write the variables whose graph has grown by an operation or more in each update.
@@ -104,6 +113,26 @@ class MemoryObserver:
             if more >= step - self.first_step:
                 self.session.write(
                     GrowingGraph(step=step, variable=variable, nodes=nodes, more=more)
+                )
+
+    def write_growing_containers(self, step: int, folder: Path) -> None:
+        """Write the containers of the recipe that have grown since the first measurement.
+
+        Args:
+            step: the current update.
+            folder: the recipe's folder.
+        """
+        for variable, (items, item_bytes) in container_sizes(sys._getframe(), folder).items():
+            first_items, _ = self.first_container_sizes.get(variable, (items, item_bytes))
+            if items >= first_items + MIN_GROWTH:
+                self.session.write(
+                    GrowingContainer(
+                        step=step,
+                        variable=variable,
+                        items=items,
+                        more=items - first_items,
+                        item_bytes=item_bytes,
+                    )
                 )
 
     def write_growing_tensors(

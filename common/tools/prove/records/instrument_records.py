@@ -170,6 +170,16 @@ class GrowingGraph(InstrumentRecord):
     more: int  # how many were added since the first measurement
 
 
+class GrowingContainer(InstrumentRecord):
+    """A list, dictionary or set of the recipe that keeps growing."""
+
+    record_type: Literal["growing_container"] = "growing_container"
+    variable: str  # in words, such as "the list `history` of main in train.py"
+    items: int  # at the last measurement
+    more: int  # how many were added since the first measurement
+    item_bytes: int  # the size of one of the items, without what it refers to
+
+
 class Wait(InstrumentRecord):
     """The loop has waited for the device."""
 

@@ -14,6 +14,7 @@ from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import (
     EvaluatedRows,
     EvaluationLoss,
+    GrowingContainer,
     GrowingGraph,
     GrowingTensors,
     LogInterval,
@@ -60,6 +61,7 @@ AnyObservedRecord = (
     | LogInterval
     | MemoryInUse
     | GrowingTensors
+    | GrowingContainer
     | GrowingGraph
     | Wait
 )

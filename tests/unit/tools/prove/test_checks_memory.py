@@ -7,15 +7,21 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
 from common.tools.prove.instruments.graphs import graph_sizes
-from common.tools.prove.instruments.holders import holder_in_words, tensors_in_bounded_deques
+from common.tools.prove.instruments.holders import (
+    container_sizes,
+    holder_in_words,
+    tensors_in_bounded_deques,
+)
 from common.tools.prove.instruments.memory import (
     bytes_in_use,
     live_tensors,
@@ -23,6 +29,7 @@ from common.tools.prove.instruments.memory import (
     without_tensors,
 )
 from common.tools.prove.records.instrument_records import (
+    GrowingContainer,
     GrowingGraph,
     GrowingTensors,
     MemoryInUse,
@@ -219,6 +226,41 @@ def test_growing_graph_is_named_first() -> None:
         "`total` of main in train.py holds a graph of gradients that grew by 1,100 to 1,200 "
         "operations"
     )
+
+
+def test_sizes_of_containers() -> None:
+    """Items count, also those of an attribute, and arrays have the size of their values."""
+    folder = Path(__file__).parent
+    history = [np.zeros(1000) for _ in range(4)]
+    notes_by_update = SimpleNamespace(rows={7: "text", 8: "text"})
+    sizes = container_sizes(sys._getframe(), folder)
+    place = f" of {sys._getframe().f_code.co_name} in test_checks_memory.py"
+    items, item_bytes = sizes[f"the list `history`{place}"]
+    assert items == len(history)
+    assert 8000 < item_bytes < 8200
+    assert sizes[f"the dict `notes_by_update.rows`{place}"][0] == len(notes_by_update.rows)
+
+
+def test_growing_container_is_named_if_memory_grows() -> None:
+    """The one with the most bytes comes first, and the holder of tensors is not named twice."""
+    sizes = {"history": (50, 8000), "names": (90, 60), "kept": (50, 72)}
+    containers = [
+        GrowingContainer(
+            step=65, variable=f"the list `{name}`", items=99, more=more, item_bytes=item_bytes
+        )
+        for name, (more, item_bytes) in reversed(sizes.items())
+    ]
+    tensors = GrowingTensors(
+        step=65, dtype="float32", shape=[], count=60, more=50, holder="the list `kept`"
+    )
+    growing = notes({"in_use": lambda step: 0.05 * MEBIBYTE * step})
+    causes = verdict_of(run_with([*growing, tensors, *containers])).causes
+    assert causes[1:3] == (
+        "the list `history` grew by 50 to 99 items",
+        "the list `names` grew by 90 to 99 items",
+    )
+    assert sum("kept" in cause for cause in causes) == 1
+    assert verdict_of(run_with([*notes({}), *containers])).causes == ()
 
 
 @pytest.mark.parametrize("size", [None, 10_000])
