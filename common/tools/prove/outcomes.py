@@ -160,9 +160,11 @@ def f1_of_classes(outcomes: Sequence[SampleOutcome]) -> list[float] | None:
 
 
 def f1(outcomes: Sequence[SampleOutcome]) -> float | None:
-    """Return the F1 of the second of two classes; None if there are more or fewer classes."""
+    """Return the F1 of the second of two classes, or the mean over classes if there are more."""
     values = f1_of_classes(outcomes)
-    return values[1] if values is not None and len(values) == 2 else None
+    if values is None:
+        return None
+    return values[1] if len(values) == 2 else fmean(values)
 
 
 def macro_f1(outcomes: Sequence[SampleOutcome]) -> float | None:
@@ -188,6 +190,11 @@ def likely_mistakes(function: FigureFunction, split_pass: SplitPass) -> Iterator
         "it is a mean over batches, not over samples, and the last batch is smaller",
         mean_of(batch_figures),
     )
+    # For a mean of samples, this is the correct figure.
+    yield Mistake(
+        "it is a mean of the figures of batches, which differs from the figure of all samples",
+        weighted_mean_of_batches(function, split_pass.batches),
+    )
     processes = len(split_pass.batches_by_rank)
     if processes > 1:
         correct = function(split_pass.unique_outcomes)
@@ -198,6 +205,20 @@ def likely_mistakes(function: FigureFunction, split_pass: SplitPass) -> Iterator
     known_figures = [figure for figure in batch_figures if figure is not None]
     total = sum(known_figures) if known_figures else None
     yield Mistake("it is added up over batches, not averaged", total)
+
+
+def weighted_mean_of_batches(
+    function: FigureFunction, batches: Sequence[BatchOutcomes]
+) -> float | None:
+    """Return the mean of the batches' figures, weighted by the number of samples."""
+    weighted_figures = []
+    for batch in batches:
+        figure = function(batch)
+        if figure is None:
+            return None
+        weighted_figures.append(figure * len(batch))
+    samples = sum(len(batch) for batch in batches)
+    return math.fsum(weighted_figures) / samples if samples else None
 
 
 def mistaken_means_of_processes(
@@ -366,6 +387,8 @@ def compare_figure(
         return FigureComparison(None)
     if any(is_close(logged, expected, CORRECT_TOLERANCE) for _, expected in expected_figures):
         return FigureComparison(True)
+    outcomes = [outcome for split_pass, _ in expected_figures for outcome in split_pass.outcomes]
+    has_many_classes = any(outcome.classes > 2 for outcome in outcomes)
     for split_pass, expected in expected_figures:
         for mistake in likely_mistakes(function, split_pass):
             if mistake.figure is None:
@@ -373,9 +396,11 @@ def compare_figure(
             if is_close(logged, mistake.figure, EXPLAINED_TOLERANCE):
                 return FigureComparison(False, expected, mistake.explanation)
     # The recipe may add terms of its own to the loss that torch's function computed, or combine
-    # several losses. Then a figure that no mistake explains may still be correct.
+    # several losses, or weight the F1 of several classes. Then a figure that no mistake explains
+    # may still be correct.
     has_several_losses = any(split_pass.calls > 1 for split_pass in split_passes)
-    if name in ("loss", "perplexity") or has_several_losses or may_have_other_outputs:
+    is_ambiguous = name in ("loss", "perplexity") or (name == "f1" and has_many_classes)
+    if is_ambiguous or has_several_losses or may_have_other_outputs:
         return FigureComparison(None)
     _, last_expected = expected_figures[-1]
     return FigureComparison(False, last_expected, "no usual mistake explains the difference")

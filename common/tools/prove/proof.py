@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -20,7 +20,7 @@ from common.system.clock import current_time
 from common.system.platforms import command_line, shown_path
 from common.tools.prove import receipt as receipts
 from common.tools.prove.bench import Bench, RunFailedError, RunSpec
-from common.tools.prove.checks import CHECKS
+from common.tools.prove.checks import CHECKS, repeating
 from common.tools.prove.flags import (
     FlagValues,
     built_in_dataset,
@@ -31,6 +31,11 @@ from common.tools.prove.flags import (
 from common.tools.prove.report import show_report, show_result
 from common.tools.prove.verdicts import Check, Verdict
 from common.tools.recipe import Recipe, load_recipe
+
+NOT_REPEATABLE = (
+    "this may be a consequence: the check repeatable has failed, so two runs differ in any case"
+)
+REPEAT_FIRST = "change what the check repeatable names, and then repeat the proof"
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,10 @@ def prove(request: ProofRequest) -> bool:
     began = current_time()
     start = time.monotonic()
     try:
-        results = [run_check(check, bench) for check in checks]
+        results: list[receipts.CheckResult] = []
+        for check in checks:
+            is_doubtful = check.compares_runs and is_known_to_vary(results)
+            results.append(run_check(check, bench, is_doubtful))
     finally:
         bench.close()
     receipt = make_receipt(request, recipe, bench, results, began, time.monotonic() - start)
@@ -135,8 +143,19 @@ def new_folder(path: Path | None) -> Path:
     return path.resolve()
 
 
-def run_check(check: Check, bench: Bench) -> receipts.CheckResult:
-    """Run a check, show its result, and return it. If a run of the check fails, the check fails."""
+def is_known_to_vary(results: Sequence[receipts.CheckResult]) -> bool:
+    """Whether an earlier check has found that the same command gives other results each time."""
+    name = repeating.CHECK.name
+    return any(result.name == name and result.passed is False for result in results)
+
+
+def run_check(check: Check, bench: Bench, is_doubtful: bool) -> receipts.CheckResult:
+    """Run a check, show its result, and return it. If a run of the check fails, the check fails.
+
+    Args:
+        is_doubtful: whether a failure may come from runs that differ each time. The result then
+            says so first.
+    """
     start = time.monotonic()
     with CONSOLE.status(f"{check.name}: {check.question}"):
         try:
@@ -149,6 +168,8 @@ def run_check(check: Check, bench: Bench) -> receipts.CheckResult:
                 # The same command may not be repeated as it is: a --folder must be new or empty.
                 advice="fix the reported error",
             )
+    if verdict.passed is False and is_doubtful:
+        verdict = replace(verdict, causes=(NOT_REPEATABLE, *verdict.causes), advice=REPEAT_FIRST)
     result = receipts.CheckResult(
         name=check.name,
         question=check.question,

@@ -56,5 +56,7 @@ class Check:
     name: str  # the name for `--checks`
     question: str  # the guarantee, in one sentence
     run: Callable[[Bench], Verdict]
+    # Whether the check compares runs or processes, which differ if the recipe is not repeatable.
+    compares_runs: bool = False
     # Whether the check runs only if `--checks` names it.
     is_optional: bool = False

@@ -143,4 +143,5 @@ CHECK = Check(
     "accumulation",
     "n micro-batches of b samples make the same updates as one of n × b",
     judge_accumulation,
+    compares_runs=True,
 )

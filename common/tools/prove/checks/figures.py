@@ -283,4 +283,5 @@ CHECK = Check(
     "figures",
     "logged losses, metrics, samples and speed match the batches",
     judge_figures,
+    compares_runs=True,
 )

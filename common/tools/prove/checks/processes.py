@@ -327,10 +327,12 @@ CHECK = Check(
     "processes",
     "two processes make the same updates as one, also after a resume if it accumulates batches",
     judge_processes,
+    compares_runs=True,
 )
 SHARDED_CHECK = Check(
     "sharded",
     "two processes that divide the weights among them by FSDP2 make the same updates as one",
     judge_sharded_processes,
+    compares_runs=True,
     is_optional=True,
 )

@@ -154,4 +154,5 @@ CHECK = Check(
     "with the same weights, rows and best model, and loses no network or other object with "
     "state_dict",
     judge_resuming,
+    compares_runs=True,
 )

@@ -357,4 +357,5 @@ CHECK = Check(
     "each training sample is used once an epoch, and each evaluation sample once, over all ranks "
     "and across interruptions",
     judge_samples,
+    compares_runs=True,
 )

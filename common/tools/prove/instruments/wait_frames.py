@@ -18,8 +18,10 @@ from common.tools.prove.session import Session
 
 # Libraries that read a tensor because their caller passes it.
 LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, accelerate, numpy))
-# torch's optimizers, schedules and averages read counters that are on the host.
+# torch's optimizers and averages read counters that are on the host.
 OPTIMIZERS = str(Path(str(torch.__file__)).parent / "optim")
+# Their exceptions read a loss: `ReduceLROnPlateau.step(loss)`, and LBFGS that of its closure.
+READERS_OF_LOSSES = tuple(f"{OPTIMIZERS}{os.sep}{name}" for name in ("lr_scheduler.py", "lbfgs.py"))
 SESSION = Session.wrap.__code__.co_filename  # the wrappers that a session makes are on the stack
 THIS_LIBRARY = f"{Path(str(common.__file__)).parent}{os.sep}"
 
@@ -28,7 +30,7 @@ def calling_frame(frame: FrameType, observer: str) -> FrameType | None:
     """Return the frame of the line that waits: the innermost outside libraries and the observer.
 
     The line may be in an installed package. Returns None if one of torch's optimizers reads a
-    value, or if there is no such frame.
+    counter, or if there is no such frame.
 
     Args:
         frame: a frame inside the operation that waits.
@@ -36,7 +38,7 @@ def calling_frame(frame: FrameType, observer: str) -> FrameType | None:
     """
     for caller in callers(frame):
         path = caller.f_code.co_filename
-        if path.startswith(OPTIMIZERS):
+        if path.startswith(OPTIMIZERS) and path not in READERS_OF_LOSSES:
             return None
         is_observer = path in (observer, SESSION)
         if not is_observer and not is_library(path):

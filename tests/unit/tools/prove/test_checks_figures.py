@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -83,6 +85,37 @@ def test_wrong_means_are_explained(split_pass: SplitPass, value: float, words: s
     comparison = compare_figure("loss", value, [split_pass])
     assert comparison.is_correct is False
     assert words in comparison.explanation
+
+
+@pytest.mark.parametrize("is_weighted", [True, False])
+def test_mean_of_perplexities_is_explained(is_weighted: bool) -> None:
+    """The perplexity is the exponential of the mean loss, not a mean of exponentials."""
+    assert compare_figure("perplexity", math.exp(2), [UNEVEN]).is_correct is True
+    figures = [math.exp(mean) for mean in (2, 2 / 3, 6)]
+    weights = (3, 3, 1) if is_weighted else (1, 1, 1)
+    wrong = sum(map(operator.mul, figures, weights)) / sum(weights)
+    comparison = compare_figure("perplexity", wrong, [UNEVEN])
+    assert comparison.is_correct is False
+    assert "batches" in comparison.explanation
+
+
+def outcomes_of_classes(pairs: Sequence[tuple[int, int]]) -> list[SampleOutcome]:
+    """Return outcomes with these predicted classes and labels, of three classes."""
+    return [
+        SampleOutcome(number, predicted=predicted, label=label, classes=3)
+        for number, (predicted, label) in enumerate(pairs)
+    ]
+
+
+def test_f1_of_several_classes() -> None:
+    """The mean over classes is right, its mean over batches is wrong, and others are unknown."""
+    batches = [outcomes_of_classes([(0, 0), (1, 2)]), outcomes_of_classes([(2, 2), (1, 1)])]
+    batches[1] = [replace(outcome, sample=outcome.sample + 2) for outcome in batches[1]]
+    split_pass = SplitPass("validation", [batches], calls=1)
+    figures = [macro_f1(batch) or 0.0 for batch in batches]
+    assert compare_figure("f1", macro_f1(split_pass.outcomes) or 0.0, [split_pass]).is_correct
+    assert compare_figure("f1", fmean(figures), [split_pass]).is_correct is False
+    assert compare_figure("f1", 0.123, [split_pass]).is_correct is None
 
 
 def test_loss_with_more_terms_is_unknown() -> None:

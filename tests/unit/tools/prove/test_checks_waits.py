@@ -116,6 +116,18 @@ def test_a_helper_in_another_folder_is_seen(
     assert wait.is_installed is is_installed
 
 
+def plateau() -> torch.optim.lr_scheduler.ReduceLROnPlateau:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+
+def schedule() -> torch.optim.lr_scheduler.LRScheduler:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    optimizer.step()
+    return scheduler
+
+
 WAITS: dict[str, Callable[[torch.Tensor], object]] = {
     "item": lambda values: values.sum().item(),
     "float": lambda values: float(values[0]),
@@ -144,6 +156,7 @@ WAITS: dict[str, Callable[[torch.Tensor], object]] = {
     "contains": lambda values: 3 in values,
     "bincount": lambda values: torch.bincount(values.long()),
     "one_hot": lambda values: F.one_hot(values.long()),
+    "plateau": lambda values: plateau().step(values.sum()),
     "one_hot of as many classes as needed": lambda values: F.one_hot(values.long(), -1),
 }
 
@@ -187,6 +200,8 @@ HARMLESS: dict[str, Callable[[torch.Tensor], object]] = {
     "draws on the host": lambda values: float(torch.rand(2).sum()),
     "Adam": update(torch.optim.Adam),
     "SGD": update(torch.optim.SGD),
+    "schedule": lambda values: schedule().step(),
+    "plateau of a number": lambda values: plateau().step(0.5),
     "gradients": lambda values: torch.autograd.grad(
         values.requires_grad_().square().sum(), [values]
     ),

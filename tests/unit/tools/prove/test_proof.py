@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from common.errors import UserError
 from common.run_directory.code_tree import collect_tree
 from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, MetricsRow, Provenance
 from common.storage.json_files import write_json
+from common.tools.prove.checks import CHECKS
 from common.tools.prove.checks.resuming import MANNERS, draw_interruptions, missing_manners
 from common.tools.prove.command import main, read_command_line
 from common.tools.prove.few_samples import FewEvaluationSamples, FewTrainingSamples, limited_order
@@ -29,7 +31,14 @@ from common.tools.prove.flags import (
     parse_flags,
     proof_flags,
 )
-from common.tools.prove.proof import has_passed, proven_code
+from common.tools.prove.proof import (
+    NOT_REPEATABLE,
+    REPEAT_FIRST,
+    has_passed,
+    is_known_to_vary,
+    proven_code,
+    run_check,
+)
 from common.tools.prove.receipt import (
     FORMAT,
     CheckResult,
@@ -42,6 +51,7 @@ from common.tools.prove.receipt import (
 from common.tools.prove.records.base import line_of
 from common.tools.prove.records.observed_run import RECORD, read_processes
 from common.tools.prove.report import readme_line, rows_of_checks, show_report
+from common.tools.prove.verdicts import Check, Verdict
 from common.tools.rows import first_differing_row
 from tests.git_repository import commit_all
 from tests.launch import REPOSITORY
@@ -374,3 +384,26 @@ def test_the_line_for_a_readme_counts_what_applies() -> None:
     assert readme_line(receipt(True, False)).startswith("✗ `recipes prove`: 1 of 2 checks passed")
     names = [row[0] for row in rows_of_checks(receipt(True, False, None).checks)]
     assert names == ["✓ check-0", "✗ check-1", "– check-2"]
+
+
+@pytest.mark.parametrize("passed", [True, False, None])
+@pytest.mark.parametrize("is_doubtful", [True, False])
+def test_failure_says_first_that_runs_differ_anyway(passed: bool | None, is_doubtful: bool) -> None:
+    """After a failure of `repeatable`, other failures may be consequences."""
+    verdict = Verdict(passed, "10 rows", ("a cause",), "a change")
+    check = Check("resumes", "it resumes", lambda bench: verdict, compares_runs=True)
+    bench: Any = None
+    result = run_check(check, bench, is_doubtful)
+    if passed is False and is_doubtful:
+        assert (result.causes, result.advice) == ([NOT_REPEATABLE, "a cause"], REPEAT_FIRST)
+    else:
+        assert (result.causes, result.advice) == (["a cause"], "a change")
+    assert not is_known_to_vary([result])
+    repeated = result.model_copy(update={"name": "repeatable"})
+    assert is_known_to_vary([repeated]) == (passed is False)
+
+
+def test_checks_that_compare_runs() -> None:
+    """The others judge a single run, so their failures do not depend on its repetition."""
+    independent = {check.name for check in CHECKS if not check.compares_runs}
+    assert independent == {"learns", "repeatable", "waits", "memory"}
