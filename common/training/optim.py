@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.console import warn
+from common.errors import UserError
 from common.system.devices import FusedOptimizer, honours_scaling
 
 # A parameter group of torch's optimizers: the parameters under "params", and their options by name.
@@ -46,10 +47,22 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 def warmup_decay(
     optimizer: Optimizer, total_steps: int, warmup_steps: int, schedule: str
 ) -> LambdaLR:
-    """Return a scheduler: a linear warm-up over `warmup_steps`, then one of `SCHEDULES`."""
+    """Return a scheduler: a linear warm-up over `warmup_steps`, then one of `SCHEDULES`.
+
+    Its `step` raises a `UserError` if the optimizer has got another parameter group since.
+    """
+    group_count = len(optimizer.param_groups)
 
     def factor(step: int) -> float:
         """Return the learning rate of the update that follows `step`, as a factor of the peak."""
+        if len(optimizer.param_groups) != group_count:
+            raise UserError(
+                f"{type(optimizer).__name__} has {len(optimizer.param_groups)} parameter groups "
+                f"but had {group_count} when run.plan.schedule(optimizer, ...) was called, and the "
+                "schedule has no learning rates for other groups",
+                advice="pass all parameters to the optimizer when you build it, and freeze some of "
+                "them at first with requires_grad_(False), as examples/freezing.py does",
+            )
         if step < warmup_steps:
             # The factor is neither 0 in the first update nor 1 before the warm-up is over.
             return (step + 1) / (warmup_steps + 1)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from common.config import TrainingConfig
+from common.errors import UserError
 from common.training.optim import SCALES, SCHEDULES, decay_groups, warmup_decay
 from common.training.plan import Plan
 
@@ -71,6 +72,16 @@ def test_cosine_falls_along_a_cosine() -> None:
 def test_constant_stays_at_its_peak() -> None:
     """The warm-up is the same as in other schedules."""
     assert rates("constant", 6, 2, 8) == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 1, 1, 1])
+
+
+def test_schedule_refuses_a_group_that_was_added_later() -> None:
+    """Torch's own error speaks of the lengths of two lists."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = warmup_decay(optimizer, 10, 0, "linear")
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    optimizer.step()
+    with pytest.raises(UserError, match=r"SGD has 2 parameter groups but had 1 .* examples/freezing\.py"):
+        scheduler.step()
 
 
 @pytest.mark.parametrize("shape", [*SCHEDULES])
