@@ -620,5 +620,75 @@ OBJECTIVE = """,
         check="waits",
         words=("one_hot without num_classes",),
     ),
+    Broken(
+        "slow weights in plain attributes of an optimizer",
+        MLP,
+        (
+            (
+                OBJECTIVE,
+                """\
+class Lookahead(torch.optim.AdamW):
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.count = 0
+        self.slow = {p: p.detach().clone() for g in self.param_groups for p in g["params"]}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        self.count += 1
+        if self.count % 5 == 0:
+            for parameter, slow in self.slow.items():
+                slow.lerp_(parameter, 0.5)
+                parameter.copy_(slow)
+        return loss
+
+
+OBJECTIVE = """,
+            ),
+            ("    return torch.optim.AdamW(groups,", "    return Lookahead(groups,"),
+        ),
+        check="resumes",
+        words=(
+            "optimizer.optimizer.count (int",
+            "optimizer.optimizer.slow (4 items, each a torch.Tensor",
+            "no checkpoint",
+        ),
+        passes="repeatable",
+    ),
+    Broken(
+        "running mean that the loop itself binds first",
+        MLP,
+        (
+            (
+                FORWARD,
+                f"{FORWARD}"
+                "                try:\n"
+                "                    running = 0.9 * running + 0.1 * loss.detach().float()\n"
+                "                except NameError:\n"
+                "                    running = loss.detach().float()\n"
+                "                loss = loss / (0.5 + running)\n",
+            ),
+        ),
+        check="resumes",
+        words=("running (torch.Tensor, local variable of main())", "no checkpoint"),
+        passes="repeatable",
+    ),
+    Broken(
+        "number of the micro-batch from enumerate",
+        MLP,
+        (
+            (LOOP, "        for step, batch in enumerate(run.batches(train_loader)):\n"),
+            (
+                FORWARD,
+                f"{FORWARD}"
+                "                ramp = min(1.0, step / 20)\n"
+                "                loss = loss + 1e-2 * ramp * logits.float().square().mean()\n",
+            ),
+        ),
+        check="resumes",
+        words=("step (int, loop variable of main())", "no checkpoint"),
+        passes="repeatable",
+    ),
 )
 BY_DEFAULT = 5  # the number of copies that CI tests by default

@@ -1,15 +1,16 @@
 """Finds the causes of a difference between two observed runs, with advice for the recipe."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from common.tools.prove.differences import Difference, Subject
-from common.tools.prove.records.observed_run import (
-    ObservedProcess,
-    ObservedRun,
-    differing_common_keys,
+from common.tools.prove.lost_values import (
+    UNDESCRIBED,
+    lost_values,
+    recovered_values,
+    targets_begun_anew,
 )
+from common.tools.prove.records.observed_run import ObservedRun, differing_common_keys
 from common.tools.prove.records.run_records import (
     OF_RECIPE,
     Description,
@@ -48,6 +49,14 @@ ADVICE_FOR_LOST: dict[ValueType, str] = {
     "file": (
         "read by sample index in the data set's __getitem__, so that no position has to be restored"
     ),
+    "attribute": (
+        "let the state_dict of its class return it and load_state_dict restore it (an optimizer can "
+        "hold it in self.state[parameter] instead), or compute it from run.progress.global_step"
+    ),
+    "target": (
+        "compute it, or choose the sample, from run.progress.global_step, because the iterators of "
+        "a for statement begin anew in a resumed run"
+    ),
     "text": COMPUTE,
     "other": COMPUTE,
 }
@@ -62,7 +71,6 @@ LIKELIEST: tuple[ValueType, ...] = (
     "stateful",
     "file",
 )
-UNDESCRIBED = Description(type="other", text="value")
 DEPEND_ON = "compute it from nothing but the weights, the batches and the number of the update"
 LOOK_FOR = (
     "in the code that computes it, look for a clock, a random generator that the recipe made, a "
@@ -104,8 +112,9 @@ def causes_after_resume(
 ) -> list[Cause]:
     """Return the causes why a resumed run differs from the uninterrupted run.
 
-    The causes are the values that checkpoints lack. If none is found, the first difference shows
-    the cause. Without such values and without a first difference, the list is empty.
+    The causes are the values that checkpoints lack. If none is found, or only variables of the
+    loop's `for` statement, the first difference shows the cause. Without such values and without a
+    first difference, the list is empty.
 
     Args:
         reference: the uninterrupted run.
@@ -113,7 +122,11 @@ def causes_after_resume(
         difference: the first difference; None if only the results differ.
     """
     lost = lost_values(reference, other)
-    causes = causes_of_lost_values(lost.lasting or lost.temporary)
+    targets = targets_begun_anew(reference, other, difference)
+    causes = causes_of_lost_values((lost.lasting | targets) or lost.temporary)
+    if targets and not lost.lasting and difference is not None:
+        # A variable of the `for` statement does no harm if the loop only prints it.
+        return [*causes[: MAX_CAUSES - 1], cause_of_difference(difference)]
     if causes:
         return causes
     if difference is None:
@@ -178,93 +191,6 @@ def causes_of_lost_state(reference: ObservedRun, other: ObservedRun) -> list[Cau
     return causes_of_lost_values(lost)
 
 
-def recovered_values(reference: ObservedRun, other: ObservedRun) -> set[str]:
-    """Return the paths of values that a resumed launch lacks at first, and has again later."""
-    recovered: set[str] = set()
-    for uninterrupted, process in resumed_processes(reference, other):
-        first, *later = steps_of(process)
-        lost_at_first = set(lost_before_update(uninterrupted, process, first))
-        for step in later:
-            recovered |= lost_at_first.difference(lost_before_update(uninterrupted, process, step))
-    return recovered
-
-
-@dataclass
-class LostValues:
-    """The values that changed during training and were not restored by a resume, by path.
-
-    Some values that a resumed launch lacks when it begins do no harm: the loop sets a variable such
-    as the last loss in each update, so it is right again one update later. If a launch makes only
-    one update, all the values that it lost count as lasting.
-    """
-
-    lasting: dict[str, Description]  # values that were still wrong one update later
-    temporary: dict[str, Description]
-
-
-def lost_values(reference: ObservedRun, other: ObservedRun) -> LostValues:
-    """Return the values that the launches of a resumed run have lost."""
-    lost = LostValues({}, {})
-    for uninterrupted, process in resumed_processes(reference, other):
-        steps = steps_of(process)
-        lost_at_first = lost_before_update(uninterrupted, process, steps[0])
-        still_lost = lost_at_first
-        if len(steps) > 1:
-            still_lost = lost_before_update(uninterrupted, process, steps[1])
-        for path in lost_at_first:
-            group = lost.lasting if path in still_lost else lost.temporary
-            group.setdefault(path, uninterrupted.described.get(path, UNDESCRIBED))
-    return lost
-
-
-def resumed_processes(
-    reference: ObservedRun, other: ObservedRun
-) -> Iterator[tuple[ObservedProcess, ObservedProcess]]:
-    """Yield each resumed process that trained, after the uninterrupted process of its rank."""
-    for process in other.processes:
-        uninterrupted = reference_process(reference, process.rank)
-        if process.launch > 0 and uninterrupted is not None and process.micro_batches:
-            yield uninterrupted, process
-
-
-def steps_of(process: ObservedProcess) -> list[int]:
-    """Return, for each update that a launch makes, the number of updates before it."""
-    return [step for step, micro_batch in process.micro_batches if micro_batch == 0]
-
-
-def reference_process(reference: ObservedRun, rank: int) -> ObservedProcess | None:
-    """Return the reference run's process of a rank; None if the reference run has fewer ranks."""
-    processes = [process for process in reference.of_launch(0) if process.rank == rank]
-    return processes[0] if processes else None
-
-
-def lost_before_update(
-    uninterrupted: ObservedProcess, resumed: ObservedProcess, step: int
-) -> list[str]:
-    """Return the paths of the values that a resumed process lacks before one of its updates.
-
-    Such a value has appeared or changed in the uninterrupted process since its first micro-batch,
-    and the resumed process has a different value at the same update. If the uninterrupted process
-    does not make this update, the list is empty.
-
-    Args:
-        step: the number of updates before the one whose first micro-batch is compared.
-    """
-    expected = uninterrupted.micro_batches.get((step, 0))
-    if expected is None:
-        return []
-    resumed_state = resumed.micro_batches[step, 0].state
-    initial_state = uninterrupted.of(MicroBatch)[0].state
-    paths = []
-    for path, digest in expected.state.items():
-        has_changed = initial_state.get(path) != digest
-        # A path that the resumed process can't reach says nothing about its value.
-        is_wrong = path in resumed_state and resumed_state[path] != digest
-        if has_changed and is_wrong:
-            paths.append(path)
-    return paths
-
-
 def without_nested(described: Mapping[str, Description]) -> dict[str, Description]:
     """Leave out values that belong to another value, such as `ema.decay` if `ema` is there.
 
@@ -301,6 +227,24 @@ def with_settings_merged(described: Mapping[str, Description]) -> dict[str, Desc
     return merged
 
 
+def with_items_merged(described: Mapping[str, Description]) -> dict[str, Description]:
+    """Replace several items of a container, such as `means[0]` and `means[1]`, by the container."""
+    containers: dict[str, list[str]] = {}
+    for path in described:
+        if path.endswith("]"):
+            containers.setdefault(path[: path.rindex("[")], []).append(path)
+    merged = {}
+    for path, description in described.items():
+        container = path[: path.rindex("[")] if path.endswith("]") else ""
+        item_paths = containers.get(container, [])
+        if len(item_paths) < 2:
+            merged[path] = description
+        elif path == item_paths[0]:
+            text = f"{len(item_paths)} items, each a {description.text}"
+            merged[container] = Description(type=description.type, text=text)
+    return merged
+
+
 def common_path(paths: Sequence[str]) -> str:
     """Return the longest path with which all these paths begin.
 
@@ -327,7 +271,8 @@ def sorted_by_likelihood(described: Mapping[str, Description]) -> dict[str, Desc
 
 def causes_of_lost_values(lost: Mapping[str, Description]) -> list[Cause]:
     """Return a cause for each lost value, the likeliest first, at most `MAX_CAUSES`."""
-    described = sorted_by_likelihood(with_settings_merged(without_nested(lost)))
+    outer = with_items_merged(with_settings_merged(without_nested(lost)))
+    described = sorted_by_likelihood(outer)
     causes = [cause_of_lost_value(path, description) for path, description in described.items()]
     return causes[:MAX_CAUSES]
 

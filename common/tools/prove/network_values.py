@@ -4,11 +4,14 @@ That is attributes such as the `p` of a dropout, hooks of the recipe, whether a 
 gradient, and whether a module is in training mode.
 """
 
+import dis
+import inspect
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 
 import torch
+from accelerate.scheduler import AcceleratedScheduler
 from torch import nn
 
 from common.tools.prove.own_code import is_own_module
@@ -20,6 +23,8 @@ WRAPPERS = ("torch.nn.parallel", "torch.distributed", "torch._dynamo")
 # The hooks that act in training, by the attribute that holds them.
 MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+# Attributes that a scheduler gives to its optimizer.
+SET_BY_SCHEDULER = frozenset({"step", "_opt_called"})
 OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -72,12 +77,41 @@ def hooks_of_module(path: str, module: nn.Module) -> Iterator[tuple[str, object]
         yield from own_hooks(f"{path}.{name}", parameter, PARAMETER_HOOKS)
 
 
+def wrapped_objects(wrapper: object) -> dict[str, object]:
+    """Return what a wrapper of an optimizer or a scheduler wraps, by the name of the attribute."""
+    if isinstance(wrapper, AcceleratedScheduler):
+        return {"scheduler": wrapper.scheduler}
+    inner = getattr(wrapper, "optimizer", None)  # accelerate uses this name
+    is_wrapper = isinstance(wrapper, torch.optim.Optimizer)
+    return {"optimizer": inner} if is_wrapper and isinstance(inner, torch.optim.Optimizer) else {}
+
+
+def attributes_of_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    """Return the attributes that a recipe's own class of optimizers adds to those of its bases."""
+    if not is_own_module(type(optimizer).__module__):
+        return {}
+    of_libraries = set(SET_BY_SCHEDULER)
+    for base in type(optimizer).__mro__:
+        if not is_own_module(base.__module__):
+            of_libraries |= attributes_set_by(base)
+    return {name: value for name, value in vars(optimizer).items() if name not in of_libraries}
+
+
+@cache
+def attributes_set_by(owner: type) -> frozenset[str]:
+    """Return the attributes that the methods of a class set."""
+    names = set()
+    for method in vars(owner).values():
+        code = getattr(inspect.unwrap(method), "__code__", None)
+        for instruction in dis.get_instructions(code) if code is not None else ():
+            if instruction.opname == "STORE_ATTR":
+                names.add(str(instruction.argval))
+    return frozenset(names)
+
+
 def hooks_of_optimizer(path: str, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, object]]:
-    """Yield the recipe's hooks of an optimizer and of the one that it wraps, with their paths."""
+    """Yield the recipe's hooks of an optimizer, each with its path."""
     yield from own_hooks(path, optimizer, OPTIMIZER_HOOKS)
-    inner = getattr(optimizer, "optimizer", None)  # accelerate uses this name
-    if isinstance(inner, torch.optim.Optimizer):
-        yield from hooks_of_optimizer(f"{path}.optimizer", inner)
 
 
 def own_hooks(path: str, owner: object, attributes: Iterable[str]) -> Iterator[tuple[str, object]]:

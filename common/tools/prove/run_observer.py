@@ -32,6 +32,7 @@ from common.measure.value_checks import Measured, Metrics
 from common.run import Run
 from common.storage.value_digests import digest_of_state
 from common.tools.prove.interrupting import Interrupter
+from common.tools.prove.loop_variables import pass_of_loop
 from common.tools.prove.reach import RecipeSearch
 from common.tools.prove.records.base import Phase
 from common.tools.prove.records.run_records import (
@@ -139,13 +140,21 @@ class RunObserver:
     def around_batches(
         self, original: Callable[[Run, Loader], Iterator[Batch]], run: Run, loader: Loader
     ) -> Iterator[Batch]:
-        self.session.begin_batches()
+        session = self.session
+        session.begin_batches()
         for batch in original(run, loader):
-            if self.reads_tensors:
-                # A generator's caller is the code that asks it for the next value. So the frame is
-                # that of the function with the loop.
-                self.write_micro_batch(run, batch, sys._getframe(1))
+            if not self.reads_tensors:
+                yield batch
+                continue
+            # A generator's caller is the code that asks it for the next value. So the frame is that
+            # of the function with the loop.
+            self.write_micro_batch(run, batch, sys._getframe(1))
+            step = session.step
+            micro_batch = session.micro_batch
             yield batch
+            ended_pass = pass_of_loop(sys._getframe(1), batch, step, micro_batch)
+            if ended_pass is not None:
+                session.write(ended_pass)
 
     def write_micro_batch(self, run: Run, batch: Batch, frame: FrameType) -> None:
         """Write a `MicroBatch` for a batch that the loop is about to use.

@@ -10,6 +10,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -25,10 +26,12 @@ from common.data.samples import Samples
 from common.storage.value_digests import PLAIN_TYPES, digest_of_state
 from common.tools.prove.network_values import (
     attributes_beside_state,
+    attributes_of_optimizer,
     hooks_of_module,
     hooks_of_optimizer,
     path_of_submodule,
     settings_of,
+    wrapped_objects,
 )
 from common.tools.prove.own_code import is_own_module
 from common.tools.prove.positions import (
@@ -70,6 +73,16 @@ class ReachableValues:
         if path not in self.digests:
             self.digests[path] = digest_of_state(value)
             self.described[path] = Description(type=value_type, text=text)
+
+    def mark_attributes(self, known_paths: Collection[str]) -> None:
+        """Note that all new values belong to a kept object, whose state_dict lacks them.
+
+        Args:
+            known_paths: the paths of the other values. Values of special types keep their types.
+        """
+        for path, description in self.described.items():
+            if path not in known_paths and description.type == "other":
+                self.described[path] = Description(type="attribute", text=description.text)
 
 
 @dataclass
@@ -211,8 +224,9 @@ class ValueSearch:
         self.reached.add(path, "other", f"length of a {text}", len(value))
         if len(value) > MAX_ITEMS or isinstance(value, (set, frozenset)):
             return
-        for key, item in [*pairs]:
-            self.visit(f"{path}[{key!r:.40}]", variable_text, item, depth + 1)
+        for number, (key, item) in enumerate([*pairs]):
+            item_path = f"{path}[{key_in_path(key, number)}]"
+            self.visit(item_path, variable_text, item, depth + 1)
 
     def visit_module(self, path: str, variable_text: str, module: nn.Module, depth: int) -> None:
         """Add the weights of a network that is not kept, and values that its state_dict lacks."""
@@ -250,17 +264,24 @@ class ValueSearch:
     def visit_stateful(self, path: str, variable_text: str, value: Stateful, depth: int) -> None:
         """Add the state of an object that has state_dict, unless checkpoints hold it.
 
-        In any case, visit its attributes, because its state_dict may lack some of them. Of an
-        optimizer, visit only the hooks: its state_dict lacks nothing else.
+        In any case, visit its attributes and what it wraps, because its state_dict may lack some of
+        them.
         """
-        if id(value) not in self.kept:
+        is_kept = id(value) in self.kept
+        if not is_kept:
             text = f"{class_name(value)} with state_dict, {variable_text}"
             self.reached.add(path, "stateful", text, value.state_dict())
+        known_paths = set(self.reached.described)
+        if isinstance(value, torch.optim.Optimizer):
+            self.visit_all(path, variable_text, attributes_of_optimizer(value), depth)
+        else:
+            self.visit_object(path, variable_text, value, depth)
+        if is_kept:
+            self.reached.mark_attributes(known_paths)
         if isinstance(value, torch.optim.Optimizer):
             for hook_path, hook in hooks_of_optimizer(path, value):
                 self.visit(hook_path, f"in a hook, {variable_text}", hook, depth + 1)
-        else:
-            self.visit_object(path, variable_text, value, depth)
+        self.visit_all(path, variable_text, wrapped_objects(value), depth)
 
     def visit_function(
         self,
@@ -309,6 +330,18 @@ class ValueSearch:
 def is_plain(value: object) -> bool:
     """Whether a value contains no other values."""
     return isinstance(value, PLAIN_TYPES)
+
+
+def key_in_path(key: object, number: int) -> str:
+    """Return the text for a key of a container in a path.
+
+    The text of an object, such as a parameter, has its values or its address, which differ between
+    two runs. Such a key is named by its class and its number in the container.
+    """
+    parts = key if isinstance(key, tuple) else (key,)
+    if all(is_plain(part) or isinstance(part, Enum) for part in parts):
+        return f"{key!r:.40}"
+    return f"{type(key).__name__} {number}"
 
 
 def can_hold_no_state(value: object) -> bool:

@@ -80,7 +80,9 @@ def test_schedule_refuses_a_group_that_was_added_later() -> None:
     scheduler = warmup_decay(optimizer, 10, 0, "linear")
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
     optimizer.step()
-    with pytest.raises(UserError, match=r"SGD has 2 parameter groups but had 1 .* examples/freezing\.py"):
+    with pytest.raises(
+        UserError, match=r"SGD has 2 parameter groups but had 1 .* examples/freezing\.py"
+    ):
         scheduler.step()
 
 

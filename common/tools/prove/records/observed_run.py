@@ -33,6 +33,7 @@ from common.tools.prove.records.run_records import (
     EvaluationBatch,
     Finished,
     Interrupted,
+    LoopPass,
     MicroBatch,
     ObservedEvaluation,
     Recorded,
@@ -43,6 +44,7 @@ from common.tools.prove.records.run_records import (
 AnyObservedRecord = (
     Started
     | MicroBatch
+    | LoopPass
     | Recorded
     | EvaluationBatch
     | ObservedEvaluation

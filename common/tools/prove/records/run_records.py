@@ -34,6 +34,8 @@ ValueType = Literal[
     "network",
     "stateful",
     "file",
+    "attribute",  # of a kept object whose state_dict lacks it
+    "target",  # a variable that the loop's `for` statement sets
     "text",
     "other",
 ]
@@ -67,6 +69,19 @@ class MicroBatch(ObservedRecord):
     state: dict[str, str]  # digests of all other values that the recipe can reach, by path
     gone: list[str]  # paths of `state` that can no longer be reached
     described: dict[str, Description]  # the descriptions of paths that are new in `state`
+
+
+class LoopPass(ObservedRecord):
+    """A pass of the loop has ended, and its variables still have their values."""
+
+    record_type: Literal["loop_pass"] = "loop_pass"
+    step: int  # the number of updates before the batch of the pass, as in its `MicroBatch`
+    micro_batch: int
+    # Digests of the variables that the `for` statement has set, except for the batch, by name.
+    targets: dict[str, str]
+    described: dict[str, Description]  # the descriptions of these variables
+    # Variables that a pass reads before it sets them, so they hold state of an earlier pass.
+    carried: list[str]
 
 
 class Recorded(ObservedRecord):

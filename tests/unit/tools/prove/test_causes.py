@@ -17,8 +17,14 @@ from common.tools.prove.causes import (
     causes_of_restored_parts,
 )
 from common.tools.prove.differences import first_difference
-from common.tools.prove.records.observed_run import ObservedProcess
-from common.tools.prove.records.run_records import OF_RECIPE, Description, MicroBatch, ValueType
+from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedProcess
+from common.tools.prove.records.run_records import (
+    OF_RECIPE,
+    Description,
+    LoopPass,
+    MicroBatch,
+    ValueType,
+)
 from tests.launch import REPOSITORY
 from tests.unit.tools.prove.made_up_training import UPDATES, changed, launch, parts_at, run
 
@@ -133,6 +139,92 @@ def test_a_value_that_the_loop_sets_again_is_not_a_cause() -> None:
     assert [cause.sentence.partition(" ")[0] for cause in causes] == ["noise"]
 
 
+def with_passes(source: ObservedProcess, carried: list[str], begins_anew: bool) -> ObservedProcess:
+    """Return a launch with a record of each pass of its loop, which has the target `step`.
+
+    Args:
+        begins_anew: whether the target counts from the start of the launch.
+    """
+    records: list[AnyObservedRecord] = []
+    first: int | None = None
+    for record in source.records:
+        records.append(record)
+        if isinstance(record, MicroBatch):
+            first = record.step if first is None else first
+            count = record.step - first if begins_anew else record.step
+            description = Description(type="target", text="int, loop variable of main()")
+            ended_pass = LoopPass(
+                step=record.step,
+                micro_batch=0,
+                targets={"step": f"{count}"},
+                described={"step": description},
+                carried=carried,
+            )
+            records.append(ended_pass)
+    return replace(source, records=tuple(records))
+
+
+def test_a_variable_that_the_loop_carries_is_named() -> None:
+    """It does not exist right after a resume, as `loss` does not, and has a wrong value later."""
+    reference_states = states(set(), 0, is_resumed=False)
+    resumed_states = states(set(), 3, is_resumed=True)
+    for step in range(1, UPDATES):
+        reference_states[step]["ema"] = f"mean of {step}"
+    for step in range(4, UPDATES):
+        resumed_states[step] |= {"loss": f"wrong {step}", "ema": f"wrong {step}"}
+    del resumed_states[3]["ema"], reference_states[0]["ema"]
+    for carried, names in ((["ema"], ["ema"]), ([], [])):
+        reference = run(with_passes(with_state(launch(0), reference_states), carried, False))
+        resumed = with_passes(with_state(launch(1, 3), resumed_states), carried, False)
+        causes = causes_after_resume(reference, run(launch(0, 0, 3), resumed), None)
+        assert [cause.sentence.partition(" ")[0] for cause in causes] == names
+
+
+@pytest.mark.parametrize(
+    ("position", "changes", "name"),
+    [
+        (1, {}, "step"),  # no record differs, but the results do
+        (2, {"loss": 9.0}, "step"),
+        (1, {"generators": {"torch": "other", "numpy": "numpy"}}, "after"),
+        (1, {"parts": {"model": "other", "optimizer": "optimizer-3"}}, "the"),
+    ],
+)
+def test_a_variable_of_the_for_statement_is_named_if_it_differs_first(
+    position: int, changes: dict[str, object], name: str
+) -> None:
+    """An iterator may draw random numbers or use the weights, so it may differ as they do."""
+    reference = run(with_passes(launch(0), [], begins_anew=True))
+    other, _ = changed(launch(1, 3), position, **changes)
+    resumed = run(launch(0, 0, 3), with_passes(other, [], begins_anew=True))
+    difference = first_difference(reference, resumed)
+    first, *others = causes_after_resume(reference, resumed, difference)
+    assert first.sentence.partition(" ")[0] == name
+    is_target_of_difference = name == "step" and difference is not None
+    expected = ["the first difference is the loss in update 4"] if is_target_of_difference else []
+    assert [cause.sentence.partition(",")[0] for cause in others] == expected
+
+
+def test_a_variable_of_the_for_statement_that_a_resume_restores_is_not_named() -> None:
+    reference = run(with_passes(launch(0), [], begins_anew=False))
+    other, _ = changed(launch(1, 3), 2, loss=9.0)
+    resumed = run(launch(0, 0, 3), with_passes(other, [], begins_anew=False))
+    (cause,) = causes_after_resume(reference, resumed, first_difference(reference, resumed))
+    assert "the loss in update 4" in cause.sentence
+
+
+def test_several_items_of_a_container_are_one_cause() -> None:
+    description = Description(type="attribute", text="torch.Tensor, local variable of main()")
+    paths = ["optimizer.slow[Parameter 0]", "optimizer.slow[Parameter 1]", "means[0]", "count"]
+    causes = causes_of_lost_values(dict.fromkeys(paths, description))
+    beginnings = [cause.sentence.partition(" changes")[0] for cause in causes]
+    assert beginnings == [
+        "optimizer.slow (2 items, each a torch.Tensor, local variable of main())",
+        "means[0] (torch.Tensor, local variable of main())",
+        "count (torch.Tensor, local variable of main())",
+    ]
+    assert "let the state_dict of its class return it" in causes[0].advice
+
+
 @pytest.mark.parametrize(
     ("changes", "beginning"),
     [
@@ -194,6 +286,8 @@ def test_a_generator_that_differs_between_two_runs_is_named_first() -> None:
         ("file", "read by sample index"),
         ("iterator", "choose the samples from run.progress.global_step"),
         ("setting", "set it in each pass of the loop"),
+        ("attribute", "let the state_dict of its class return it"),
+        ("target", "compute it, or choose the sample, from run.progress.global_step"),
         ("other", "compute it from run.progress.global_step"),
     ],
 )

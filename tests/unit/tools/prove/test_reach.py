@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -40,6 +41,36 @@ class Average:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.value = state["value"]
+
+
+class Lookahead(torch.optim.Adam):
+    """An optimizer with slow weights, which its state_dict does not have."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, 0.1)
+        self.count = 0
+        self._slow = {p: p.detach().clone() for p in self.param_groups[0]["params"]}
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        for slow in self._slow.values():
+            slow.add_(1)
+        return super().step(closure)
+
+
+class WarmUp(torch.optim.lr_scheduler.LambdaLR):
+    """A scheduler with a counter, which its state_dict does not have."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.calls = 0
+        super().__init__(optimizer, lambda step: 1.0)
+
+    def step(self, epoch: Any = None) -> None:
+        self.calls += 1
+        super().step(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_epoch": self.last_epoch}
 
 
 class Counting(nn.Module):
@@ -97,6 +128,13 @@ def with_parameter_hook() -> nn.Sequential:
 def with_step_hook() -> torch.optim.Optimizer:
     optimizer = torch.optim.SGD(layers().parameters(), 0.1)
     optimizer.register_step_post_hook(Centre())
+    return optimizer
+
+
+def lookahead() -> Lookahead:
+    """Return an optimizer that has made an update, so that it has all its attributes."""
+    optimizer = Lookahead(layers().parameters())
+    optimizer.step()
     return optimizer
 
 
@@ -213,6 +251,17 @@ CASES: dict[str, tuple[Any, Callable[[Any], object], str]] = {
         lambda value: value.step(),
         "value._optimizer_step_post_hooks[0].mean",
     ),
+    "attribute of an optimizer": (lookahead(), lambda value: value.step(), "value.count"),
+    "tensor of a parameter": (
+        lookahead(),
+        lambda value: value.step(),
+        "value._slow[Parameter 1]",
+    ),
+    "dict with tuples as keys": (
+        {("a", 1): torch.zeros(1)},
+        lambda value: value[("a", 1)].add_(1),
+        "value[('a', 1)]",
+    ),
     "cycle": (itertools.cycle(loader()), next, "value"),
     "zip": (zip(loader(), loader(), strict=True), next, "value"),
     "count": (itertools.count(), next, "value"),
@@ -298,6 +347,42 @@ def test_the_state_of_kept_parts_is_left_out() -> None:
     assert "ema" not in reached.digests
     assert "model" not in reached.digests
     assert {"ema.updates", "model.calls", "model.seen"} <= reached.digests.keys()
+
+
+def test_wrappers_of_accelerate_are_looked_into() -> None:
+    accelerator = Accelerator(cpu=True)
+    own_optimizer = lookahead()
+    optimizer, scheduler = accelerator.prepare(own_optimizer, WarmUp(own_optimizer))
+    kept = {"optimizer": optimizer, "scheduler": scheduler}
+    reached = look(kept, optimizer=optimizer, scheduler=scheduler)
+    assert {"optimizer", "optimizer.optimizer", "scheduler"}.isdisjoint(reached.digests)
+    for path in ("optimizer.optimizer.count", "scheduler.scheduler.calls"):
+        assert reached.described[path].type == "attribute"
+
+
+def test_an_attribute_of_a_kept_object_has_a_type_of_its_own() -> None:
+    """Its advice is about state_dict. A random generator needs the same advice everywhere."""
+    average = Average()
+    average.noise = torch.Generator()
+    described = look({"ema": average}, ema=average).described
+    assert described["ema.updates"].type == "attribute"
+    assert described["ema.noise"].type == "generator"
+    assert look(ema=average).described["ema.updates"].type == "other"
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.LBFGS])
+def test_attributes_of_torch_optimizers_are_left_out(optimizer_class: Any) -> None:
+    """A subclass has them as well. Some change in the first update, such as a cached size."""
+
+    class Own(optimizer_class):  # type: ignore[misc]
+        pass
+
+    network = layers()
+    optimizer = Own(network.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer.step(lambda: network(torch.ones(2)).sum())
+    paths = look({"optimizer": optimizer}, optimizer=optimizer).digests
+    assert not [path for path in paths if path.startswith("optimizer")]
 
 
 def test_wrappers_and_private_attributes_of_libraries_are_left_out() -> None:
