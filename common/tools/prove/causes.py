@@ -50,8 +50,8 @@ ADVICE_FOR_LOST: dict[ValueType, str] = {
         "read by sample index in the data set's __getitem__, so that no position has to be restored"
     ),
     "attribute": (
-        "let the state_dict of its class return it and load_state_dict restore it (an optimizer can "
-        "hold it in self.state[parameter] instead), or compute it from run.progress.global_step"
+        "let the state_dict of its class return it and load_state_dict restore it (an optimizer "
+        "can hold it in self.state[parameter] instead), or compute it from run.progress.global_step"
     ),
     "target": (
         "compute it, or choose the sample, from run.progress.global_step, because the iterators of "
