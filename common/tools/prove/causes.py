@@ -1,6 +1,7 @@
 """Finds the causes of a difference between two observed runs, with advice for the recipe."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from common.tools.prove.differences import Difference, Subject
@@ -61,6 +62,7 @@ ADVICE_FOR_LOST: dict[ValueType, str] = {
     "other": COMPUTE,
 }
 WITH_STATE_DICT: tuple[ValueType, ...] = ("network", "stateful")
+MERGED_IN_CONTAINERS: tuple[ValueType, ...] = ("attribute", "other")
 # Values of these types are the likeliest causes, the likeliest first.
 LIKELIEST: tuple[ValueType, ...] = (
     "generator",
@@ -228,21 +230,29 @@ def with_settings_merged(described: Mapping[str, Description]) -> dict[str, Desc
 
 
 def with_items_merged(described: Mapping[str, Description]) -> dict[str, Description]:
-    """Replace several items of a container, such as `means[0]` and `means[1]`, by the container."""
-    containers: dict[str, list[str]] = {}
-    for path in described:
-        if path.endswith("]"):
-            containers.setdefault(path[: path.rindex("[")], []).append(path)
+    """Replace several items of a container, such as `means[0]` and `means[1]`, by the container.
+
+    Items with advice of their own, such as networks, are not merged.
+    """
+    item_counts: Counter[str] = Counter()
+    for path, description in described.items():
+        if description.type in MERGED_IN_CONTAINERS:
+            item_counts[container_of(path)] += 1
     merged = {}
     for path, description in described.items():
-        container = path[: path.rindex("[")] if path.endswith("]") else ""
-        item_paths = containers.get(container, [])
-        if len(item_paths) < 2:
+        container = container_of(path)
+        count = item_counts[container]
+        if not container or count < 2 or description.type not in MERGED_IN_CONTAINERS:
             merged[path] = description
-        elif path == item_paths[0]:
-            text = f"{len(item_paths)} items, each a {description.text}"
+        elif container not in merged:
+            text = f"{count} items, each a {description.text}"
             merged[container] = Description(type=description.type, text=text)
     return merged
+
+
+def container_of(path: str) -> str:
+    """Return the path of the container that has the item at a path; empty for other values."""
+    return path[: path.rindex("[")] if path.endswith("]") else ""
 
 
 def common_path(paths: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """Finds the variables of a loop whose values come from earlier passes or from its `for` statement.
 
 A resumed run begins the loop anew, so it lacks such values even if the recipe binds no variable
-before the loop. All other variables of a loop are computed in each pass, so that they can't be the
-cause of a difference.
+before the loop. All other variables of a loop are computed in each pass, so they can't be the cause
+of a difference.
 """
 
 import ast

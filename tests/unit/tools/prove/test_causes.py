@@ -225,6 +225,13 @@ def test_several_items_of_a_container_are_one_cause() -> None:
     assert "let the state_dict of its class return it" in causes[0].advice
 
 
+def test_networks_in_a_container_are_named_one_by_one() -> None:
+    """A list of networks can't be passed to `run.keep`."""
+    description = Description(type="network", text="network torch.Linear, local variable of main()")
+    causes = causes_of_lost_values(dict.fromkeys(["critics[0]", "critics[1]"], description))
+    assert [cause.sentence.partition(" ")[0] for cause in causes] == ["critics[0]", "critics[1]"]
+
+
 @pytest.mark.parametrize(
     ("changes", "beginning"),
     [
