@@ -6,6 +6,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from common.tools.prove.bench import Bench
+from common.tools.prove.instruments.holders import NO_HOLDER
 from common.tools.prove.records.instrument_records import (
     GrowingContainer,
     GrowingGraph,
@@ -99,8 +100,12 @@ def verdict_of(
     growths = growths_of(measurements, limits)
     compared = ", ".join(growth.in_words(unit) for growth in growths)
     causes = [growing_graph_in_words(graph) for graph in run.processes[0].of(GrowingGraph)]
-    causes += [growing_tensors_in_words(tensors) for tensors in run.processes[0].of(GrowingTensors)]
+    all_tensors = run.processes[0].of(GrowingTensors)
+    held = [tensors for tensors in all_tensors if tensors.holder != NO_HOLDER]
+    others = [tensors for tensors in all_tensors if tensors.holder == NO_HOLDER]
+    causes += [growing_tensors_in_words(tensors) for tensors in held]
     causes += growing_containers_in_words(run)
+    causes += [growing_tensors_in_words(tensors) for tensors in others]
     too_much = [growth for growth in growths if growth.is_too_much]
     if not too_much:
         first_step = measurements[0].step

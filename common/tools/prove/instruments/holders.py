@@ -14,6 +14,7 @@ from common.tools.prove.own_code import callers
 
 Container = list[object] | dict[object, object] | set[object] | tuple[object, ...] | deque[object]
 CONTAINERS = (list, dict, set, tuple, deque)
+NO_HOLDER = "no variable of the recipe: perhaps a graph of gradients, or a library"
 MAX_EXAMPLES = 8  # the most objects whose holders are looked for
 MAX_DEPTH = 4  # the most nested containers
 
@@ -41,7 +42,7 @@ def holder_in_words(objects: Sequence[object], frame: FrameType, folder: Path) -
             votes[name] += 1
     if votes:
         return votes.most_common(1)[0][0]
-    return "no variable of the recipe: perhaps a graph of gradients, or a library"
+    return NO_HOLDER
 
 
 def name_of_holder(

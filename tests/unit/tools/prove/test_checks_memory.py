@@ -18,6 +18,7 @@ from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
 from common.tools.prove.instruments.graphs import graph_sizes
 from common.tools.prove.instruments.holders import (
+    NO_HOLDER,
     container_sizes,
     holder_in_words,
     tensors_in_bounded_deques,
@@ -253,8 +254,9 @@ def test_growing_container_is_named_if_memory_grows() -> None:
     tensors = GrowingTensors(
         step=65, dtype="float32", shape=[], count=60, more=50, holder="the list `kept`"
     )
+    without_holder = tensors.model_copy(update={"holder": NO_HOLDER})
     growing = notes({"in_use": lambda step: 0.05 * MEBIBYTE * step})
-    causes = verdict_of(run_with([*growing, tensors, *containers])).causes
+    causes = verdict_of(run_with([*growing, without_holder, tensors, *containers])).causes
     assert causes[1:3] == (
         "the list `history` grew by 50 to 99 items",
         "the list `names` grew by 90 to 99 items",
