@@ -177,6 +177,20 @@ def is_in_first_micro_batch(run: ObservedRun, difference: Difference) -> bool:
     return False
 
 
+def unrestored_in_words(reference: ObservedRun, other: ObservedRun) -> str:
+    """Return a phrase about plain values that a resume did not restore; empty if there are none.
+
+    No compared result depends on them in this proof. One may in another run: for example, the best
+    weights that a recipe keeps by hand matter only if the best evaluation came before the kill.
+    """
+    lost = lost_values(reference, other).lasting
+    described = sorted_by_likelihood(with_items_merged(without_nested(lost)))
+    if not described:
+        return ""
+    names = [f"{path} ({description.text})" for path, description in described.items()]
+    return f"a resume does not restore {', '.join(names[:MAX_CAUSES])}, which changed no result"
+
+
 def causes_of_lost_state(reference: ObservedRun, other: ObservedRun) -> list[Cause]:
     """Return the objects with state that a resume lost, also if no result depends on them.
 

@@ -7,6 +7,7 @@ from common.tools.prove.causes import (
     causes_after_resume,
     causes_in_workers,
     causes_of_lost_state,
+    unrestored_in_words,
 )
 from common.tools.prove.differences import Difference, first_difference
 from common.tools.prove.flags import as_words
@@ -58,7 +59,8 @@ def judge_resuming(bench: Bench) -> Verdict:
             "pass more --updates (if you pass --max-steps, a larger one), so that the run has more "
             "evaluations and checkpoints",
         )
-    return Verdict(True, compared)
+    unrestored = unrestored_in_words(reference, interrupted)
+    return Verdict(True, f"{compared}; {unrestored}" if unrestored else compared)
 
 
 def is_of_worker(difference: Difference, reference: ObservedRun) -> bool:

@@ -15,6 +15,7 @@ from common.tools.prove.causes import (
     causes_of_lost_values,
     causes_of_repeat,
     causes_of_restored_parts,
+    unrestored_in_words,
 )
 from common.tools.prove.differences import first_difference
 from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedProcess
@@ -108,12 +109,15 @@ def test_page_shows_a_cause_as_it_is_printed() -> None:
 def test_lost_objects_with_state_are_named_even_without_a_difference(
     lost: set[str], first: int
 ) -> None:
-    """Plain values and generators may begin anew, if no result depends on them."""
+    """Plain values and generators may begin anew, if no result depends on them; all are told."""
     reference = run(with_state(launch(0), states(lost, 0, is_resumed=False)))
     interrupted = with_state(launch(0, 0, first), states(lost, 0, is_resumed=False))
     resumed = with_state(launch(1, first), states(lost, first, is_resumed=True))
     causes = causes_of_lost_state(reference, run(interrupted, resumed))
     assert [cause.sentence.partition(" ")[0] for cause in causes] == sorted(lost & {"ema"})
+    phrase = unrestored_in_words(reference, run(interrupted, resumed))
+    assert {name for name in ("ema", "noise", "train.COUNT") if f"{name} (" in phrase} == lost
+    assert bool(phrase) == bool(lost)
 
 
 @pytest.mark.parametrize("wrong_steps", [(3,), (3, 4)])
