@@ -145,8 +145,11 @@ def ratio_text_of_single_runs(
     """Return the text on the throughput if a group has only one run.
 
     Args:
-        interval: that of the log lines within one run of each group; None if they are too few.
+        interval: that of the log lines within one run of each group; None if they are too few. If a
+            run has stalled between a few lines, it need not contain the ratio of the whole runs.
     """
+    assert baseline.mean is not None
+    assert group.mean is not None
     times = f"{ratio_of_rates(baseline, group):.2f} × as fast"
     if baseline.count == group.count:
         times += ", in single runs"
@@ -156,6 +159,9 @@ def ratio_text_of_single_runs(
         advice = "repeat the single one to see how much runs differ by chance"
     if interval is None:
         return f"{times}: {advice}"
+    if not interval.low <= group.mean - baseline.mean <= interval.high:
+        lines = f"{exponential(interval.difference):.2f} × at the mean log line"
+        return f"{times}, but a run was not steady: {lines} ({ratio_span_text(interval)}): {advice}"
     span = f"{ratio_span_text(interval)} by the log lines within the runs"
     if interval.excludes_zero:
         return f"{times} ({span}): {advice}"

@@ -42,6 +42,11 @@ def are_bits_equal(rows: RowsCompared, weights: WeightsCompared) -> bool:
     return are_rows_equal and are_weights_equal
 
 
+def has_equal_weights(weights: WeightsCompared) -> bool:
+    """Return whether the exported weights are equal, and all checkpoints that both runs have."""
+    return weights.exported_is_equal is True and weights.first_differing is None
+
+
 def result_of(
     rows: RowsCompared,
     weights: WeightsCompared,
@@ -52,12 +57,16 @@ def result_of(
 
     The tolerance allows for a different machine, different versions, threads or processes. With a
     different flag, code or data set, similar figures would not show that the run was reproduced.
+
+    A run that was cut short lacks rows, and is not within the tolerance. With equal weights, rows
+    are missing because the runs have their log lines at other updates.
     """
     if are_bits_equal(rows, weights):
         return "equal bits"
     if any(difference.defines_experiment for difference in differences):
         return "another experiment"
-    if final.is_within_tolerance and not rows.missing:
+    is_complete = not rows.missing or has_equal_weights(weights)
+    if final.is_within_tolerance and is_complete:
         return "within tolerance"
     return "beyond tolerance"
 
@@ -87,6 +96,7 @@ def exit_status_of(
 
 def explanation_of(
     result: Result,
+    weights: WeightsCompared,
     differences: Sequence[FactDifference],
     gaps: Sequence[str],
     nondeterministic_device: str | None,
@@ -94,6 +104,7 @@ def explanation_of(
     """Return a sentence that names the causes of the result, or says that no fact explains it.
 
     Args:
+        weights: the comparison of the weights. If they are equal, training is not the cause.
         differences: the facts that differ, the likelier causes first.
         gaps: sentences on what the old run did not record.
         nondeterministic_device: see `ComparedRun.nondeterministic_device`.
@@ -112,11 +123,14 @@ def explanation_of(
         return f"this explains it: {causes[0]}"
     if causes:
         return f"one or several of these explain it: {'; '.join(causes)}"
-    return unexplained_in_words(differences, gaps, nondeterministic_device)
+    return unexplained_in_words(weights, differences, gaps, nondeterministic_device)
 
 
 def unexplained_in_words(
-    differences: Sequence[FactDifference], gaps: Sequence[str], nondeterministic_device: str | None
+    weights: WeightsCompared,
+    differences: Sequence[FactDifference],
+    gaps: Sequence[str],
+    nondeterministic_device: str | None,
 ) -> str:
     """Return a sentence for bits that differ although no fact that changes bits does.
 
@@ -139,6 +153,11 @@ def unexplained_in_words(
     if gaps:
         return sentence
     alternative = "one of them matters, or " if differences else ""
+    if has_equal_weights(weights):
+        return (
+            f"{sentence}, and all weights are equal, so {alternative}the record of the old run was "
+            "changed, or an evaluation depends on something that its seed does not fix"
+        )
     return (
         f"{sentence}, so {alternative}the recipe does something that its seed does not fix "
         "(recipes prove looks for it)"

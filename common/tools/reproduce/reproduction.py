@@ -172,6 +172,10 @@ def claim(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
             advice=advice,
         )
     if receipt.flags != [*request.flags]:
+        if not (output / CONFIG).exists():  # nothing was trained there: the command failed early
+            receipt = new_receipt(request, old)
+            write_receipt(output, receipt)
+            return receipt
         flags = command_line(receipt.flags) or "no flags of the recipe"
         raise UserError(
             f"{output} contains a reproduction of this run with other flags ({flags})",
@@ -346,7 +350,9 @@ def draw_conclusion(
         final=final,
         result=result,
         exit_status=exit_status_of(result, differences, old.nondeterministic_device),
-        explanation=explanation_of(result, differences, old.gaps(), old.nondeterministic_device),
+        explanation=explanation_of(
+            result, weights, differences, old.gaps(), old.nondeterministic_device
+        ),
         differences=[*differences],
     )
 

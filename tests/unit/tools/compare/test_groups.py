@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.group_table import group_cells
 from common.tools.compare.plot import EVALUATION, draw_group
 from common.tools.compare.readers.sources import read_runs
+from common.tools.compare.sentences import ratio_text_of_single_runs
 from common.tools.compare.table import as_markdown, load_warnings, notes, table_cells
 from common.tools.compare.verdicts import GroupVerdict, verdict_lines, verdicts_of
+from common.tools.statistics.samples import ConfidenceInterval, Sample
 from tests.unit.tools.compare.run_folders import rows, write_run
 
 LOW = (0.970, 0.972, 0.974)
@@ -409,6 +412,19 @@ def test_throughputs_of_single_runs_have_a_remark(
     verdict = verdict_of(compare(read_runs([first, second])), "throughput")
     assert words in verdict.text
     assert verdict.is_distinguishable is None
+
+
+@pytest.mark.parametrize("ratio", [0.4, 0.96, 0.99, 1.02, 2.1])
+def test_ratio_of_runs_outside_the_interval_of_their_lines_is_explained(ratio: float) -> None:
+    """A run that has stalled for a few lines is slower as a whole than at most of its lines."""
+    lines = ConfidenceInterval(math.log(0.98), math.log(0.95), math.log(1.01), 0.95, 7.0)
+    baseline = Sample(1, math.log(1000.0), None)
+    group = Sample(1, math.log(1000.0 * ratio), None)
+    text = ratio_text_of_single_runs(baseline, group, lines)
+    is_within = 0.95 <= ratio <= 1.01
+    assert text.startswith(f"{ratio:.2f} × as fast, in single runs")
+    assert ("do not distinguish" in text) == is_within
+    assert ("a run was not steady: 0.98 × at the mean log line" in text) == (not is_within)
 
 
 def test_machine_with_other_load_is_named(tmp_path: Path) -> None:

@@ -47,7 +47,9 @@ def conclusion(
     rows = compare_rows(first, second)
     result = result_of(rows, compare_weights(first, second), final, differences)
     device = first.nondeterministic_device
-    explanation = explanation_of(result, differences, first.gaps(), device)
+    explanation = explanation_of(
+        result, compare_weights(first, second), differences, first.gaps(), device
+    )
     return result, exit_status_of(result, differences, device), explanation
 
 
@@ -56,6 +58,25 @@ def test_equal_runs_differ_in_the_clock_alone(first: ComparedRun, tmp_path: Path
     second = write_run(tmp_path / "second", speed=7.0)
     assert compare_rows(first, second).rows == 3
     assert conclusion(first, second)[:2] == ("equal bits", 0)
+
+
+def test_runs_with_equal_weights_and_other_rows(first: ComparedRun, tmp_path: Path) -> None:
+    """Training is not the cause then: the record was changed, or an evaluation draws."""
+    changed = write_run(tmp_path / "changed", accuracy=0.9, losses=(*LOSSES[:2], 9.0))
+    result, status, explanation = conclusion(first, changed)
+    assert (result, status) == ("beyond tolerance", 3)
+    assert "all weights are equal, so the record of the old run was changed" in explanation
+    others = write_run(tmp_path / "others", losses=(*LOSSES[:2], 9.0), weight=2.0)
+    assert "the recipe does something that its seed does not fix" in conclusion(first, others)[2]
+
+
+@pytest.mark.parametrize(("weight", "expected"), [(1.0, "within"), (2.0, "beyond")])
+def test_rows_at_other_updates(
+    first: ComparedRun, tmp_path: Path, weight: float, expected: str
+) -> None:
+    """With equal weights, missing rows are those of other log lines; otherwise a run lacks them."""
+    second = write_run(tmp_path / "second", losses=LOSSES[:2], weight=weight)
+    assert conclusion(first, second)[0] == f"{expected} tolerance"
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -90,8 +111,9 @@ def test_rows_after_the_end_of_the_old_run_do_not_count(first: ComparedRun, tmp_
     """A run that is reproduced may have been stopped."""
     second = write_run(tmp_path / "second", losses=(*LOSSES, 0.5))
     assert conclusion(first, second)[0] == "equal bits"
-    assert compare_rows(second, first).missing == [8]
-    assert conclusion(second, first)[:2] == ("beyond tolerance", UNEXPLAINED)
+    longer = write_run(tmp_path / "longer", losses=(*LOSSES, 0.5), weight=1.5)
+    assert compare_rows(longer, first).missing == [8]
+    assert conclusion(longer, first)[:2] == ("beyond tolerance", UNEXPLAINED)
 
 
 def test_weights_that_differ_are_named(first: ComparedRun, tmp_path: Path) -> None:
@@ -294,7 +316,7 @@ def test_missing_flag_deterministic_explains_other_bits(
         "deterministic": deterministic,
     }
     first = write_run(tmp_path / "first", environment=environment)
-    second = write_run(tmp_path / "second", losses=(1, 1, 1), environment=environment)
+    second = write_run(tmp_path / "second", losses=(1, 1, 1), weight=1.5, environment=environment)
     result, status, explanation = conclusion(first, second)
     assert (result, status) == ("within tolerance", 0 if is_named else UNEXPLAINED)
     far = write_run(tmp_path / "far", losses=(1, 1, 1), accuracy=0.9, environment=environment)
@@ -412,7 +434,8 @@ def test_version_of_an_imported_package_may_change_bits(tmp_path: Path) -> None:
     ):
         attempt = {"packages": versions, "imported": imported}
         losses = (1, 1, 1) if versions is newer else LOSSES
-        runs[name] = write_run(tmp_path / name, attempt=attempt, losses=losses)
+        weight = 1.5 if versions is newer else 1.0
+        runs[name] = write_run(tmp_path / name, attempt=attempt, losses=losses, weight=weight)
     _, status, explanation = conclusion(runs["first"], runs["second"])
     assert (status, explanation) == (0, "this explains it: version of timm was 1.0 and is 1.1")
     _, status, explanation = conclusion(runs["not importing"], runs["not importing, newer"])

@@ -73,10 +73,21 @@ def test_interrupted_reproduction_keeps_the_time_of_its_start(
     assert claim(request, old) == first
 
 
+def test_command_that_trained_nothing_may_be_repeated_with_other_flags(
+    old: ComparedRun, tmp_path: Path
+) -> None:
+    """The data may have been moved, and then the repetition names the new place."""
+    request = ReproductionRequest(old.directory, tmp_path / "new", (), None, False)
+    claim(request, old)
+    flags = ("--dataset", "elsewhere")
+    assert claim(replace(request, flags=flags), old).flags == [*flags]
+
+
 def test_folder_of_another_reproduction_is_refused(old: ComparedRun, tmp_path: Path) -> None:
     """The message says whether the run differs or its flags."""
     request = ReproductionRequest(old.directory, tmp_path / "new", (), None, False)
     claim(request, old)
+    write_json(tmp_path / "new" / "config.json", {})  # the training has begun
     with pytest.raises(UserError, match=r"with other flags \(no flags of the recipe\): pass"):
         claim(replace(request, flags=("--seed", "1")), old)
     other = write_run(tmp_path / "other", data=DATA)
