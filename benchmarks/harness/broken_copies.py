@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.harness.edited_copies import (
+    CHARACTER_MODEL,
     DENOISER,
     DROPOUT,
     EVALUATION,
@@ -689,6 +690,53 @@ OBJECTIVE = """,
         check="resumes",
         words=("step (int, loop variable of main())", "no checkpoint"),
         passes="repeatable",
+    ),
+    Broken(
+        "a list that keeps NumPy arrays",
+        MLP,
+        (
+            (LOOP, f"        history: list[Any] = []\n{LOOP}"),
+            (RECORD, f"{RECORD}            history.append(logits.detach().float().numpy())\n"),
+        ),
+        flags=(*SMALL, "--batch-size", "256"),
+        check="memory",
+        words=("the list `history` of main in train.py grew by",),
+    ),
+    Broken(
+        "perplexity averaged over batches",
+        CHARACTER_MODEL,
+        (
+            (
+                'loss=loss * len(batch["text"]))',
+                'loss=loss * len(batch["text"]), perplexity=loss.exp() * len(batch["text"]))',
+            ),
+            (
+                '"perplexity": loss.exp()}',
+                '"perplexity": totals["perplexity"] / totals["count"]}',
+            ),
+        ),
+        flags=(),
+        check="figures",
+        words=("perplexity of the", "it is a mean of the figures of batches"),
+    ),
+    Broken(
+        "a schedule that reads the loss in each update",
+        MLP,
+        (
+            (
+                "        scheduler = run.plan.schedule(optimizer, warmup_share=0.1)\n",
+                "        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)\n",
+            ),
+            (PREPARE, "        model, optimizer = accelerator.prepare(model, optimizer)\n"),
+            (
+                "                scheduler.step()\n",
+                "                if accelerator.sync_gradients:\n"
+                "                    scheduler.step(loss.detach())\n",
+            ),
+        ),
+        check="waits",
+        words=("scheduler.step(loss.detach())",),
+        passes="resumes",
     ),
 )
 BY_DEFAULT = 5  # the number of copies that CI tests by default

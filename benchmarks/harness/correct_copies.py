@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.harness.edited_copies import (
+    DROPOUT,
     EVALUATION,
     FORWARD,
     LOOP,
@@ -89,6 +90,13 @@ CORRECT: tuple[Correct, ...] = (
             ),
         ),
         checks=("waits",),
+    ),
+    Correct(
+        "evaluation that seeds torch's generator",
+        MLP,
+        ((SUMS, f"    torch.manual_seed(run.config.seed)\n{SUMS}"),),
+        flags=DROPOUT,
+        checks=("resumes",),
     ),
     Correct(
         "one_hot with the number of classes",

@@ -11,6 +11,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MLP = "recipes/mnist_mlp"
 OWN_DATASET = "examples/own_dataset"
 DENOISER = "examples/denoiser"
+CHARACTER_MODEL = "examples/character_model"
 
 # Texts of the recipes that edits replace.
 LOOP = "        for batch in run.batches(train_loader):\n"
