@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from common.checkpoints.tensors import read_tensors
 from common.errors import UserError
 from common.metric_names import TRAINING_LOSS
-from common.objective import PREFIXES, Objective
+from common.objective import Objective
 from common.run_directory.finished_model import WEIGHTS
 from common.run_directory.records import MODEL_FOLDER
+from common.tools.reproduce.comparable_rows import (
+    EVALUATION_PREFIXES,
+    ComparableRows,
+    comparable_rows,
+)
 from common.tools.reproduce.compared_run import ComparedRun
 from common.tools.reproduce.receipt import (
     FigureDifference,
@@ -24,41 +29,43 @@ TOLERANCE = 0.02  # the relative tolerance for figures that are not accuracies
 # The relative tolerance for a figure beside an accuracy of the same split. A few samples can change
 # a loss by far more than 2 %, and so does another seed.
 LOOSE_TOLERANCE = 0.5
-EVALUATION_PREFIXES = tuple(f"{prefix}/" for prefix in dict.fromkeys(PREFIXES.values()))
 PairedFigures = dict[str, tuple[float | None, float | None]]  # old and new value, by name
 
 
 def compare_rows(old: ComparedRun, new: ComparedRun) -> RowsCompared:
     """Compare the rows that two runs have for the same updates, without figures of the clock.
 
-    If the old run was stopped, the new run may have later rows, which are not compared.
+    If the old run was stopped, the new run may have later rows, which are not compared. If the runs
+    have their log lines at different updates, see `comparable_rows`.
     """
-    common_steps = [step for step in old.rows if step in new.rows]
-    missing_steps = [step for step in old.rows if step not in new.rows]
+    rows = comparable_rows(old, new)
+    common_steps = rows.common_steps
+    compared = RowsCompared(
+        rows=len(common_steps),
+        missing=[step for step in rows.old if step not in rows.new],
+        left_out=rows.left_out,
+    )
     last_equal_update = None  # that of the last row before the first difference
     for step in common_steps:
-        figure = first_differing_figure(old.rows[step], new.rows[step])
+        figure = first_differing_figure(rows.old[step], rows.new[step])
         if figure is not None:
-            return RowsCompared(
-                rows=len(common_steps),
-                missing=missing_steps,
-                first=difference_at(step, figure, old, new),
-                previous_update=last_equal_update,
-                at_end=difference_at(common_steps[-1], figure, old, new),
-            )
+            differences = {
+                "first": difference_at(step, figure, rows),
+                "previous_update": last_equal_update,
+                "at_end": difference_at(common_steps[-1], figure, rows),
+            }
+            return compared.model_copy(update=differences)
         last_equal_update = step
-    return RowsCompared(
-        rows=len(common_steps), missing=missing_steps, previous_update=last_equal_update
-    )
+    return compared.model_copy(update={"previous_update": last_equal_update})
 
 
-def difference_at(step: int, figure: str, old: ComparedRun, new: ComparedRun) -> FigureDifference:
+def difference_at(step: int, figure: str, rows: ComparableRows) -> FigureDifference:
     """Return both runs' values of a figure after an update for which both have a row."""
     return FigureDifference(
         update=step,
         figure=figure,
-        before=number_or_none(old.rows[step].get(figure)),
-        now=number_or_none(new.rows[step].get(figure)),
+        before=number_or_none(rows.old[step].get(figure)),
+        now=number_or_none(rows.new[step].get(figure)),
     )
 
 
@@ -126,10 +133,11 @@ def compare_final(old: ComparedRun, new: ComparedRun, tolerance: float | None) -
             old.stored.summary.figures, new.stored.summary.figures, EVALUATION_PREFIXES
         )
     if not figures:
-        common_steps = [step for step in old.rows if step in new.rows]
-        if common_steps:
-            old_row = without_clock(old.rows[common_steps[-1]])
-            new_row = without_clock(new.rows[common_steps[-1]])
+        rows = comparable_rows(old, new)
+        if rows.common_steps:
+            last_step = rows.common_steps[-1]
+            old_row = without_clock(rows.old[last_step])
+            new_row = without_clock(rows.new[last_step])
             figures = paired_figures(old_row, new_row, (TRAINING_LOSS, *EVALUATION_PREFIXES))
     if not figures:
         return FinalCompared(is_within_tolerance=False)

@@ -34,10 +34,11 @@ class Conclusion:
 def are_bits_equal(rows: RowsCompared, weights: WeightsCompared) -> bool:
     """Return whether all rows and weights that could be compared are equal bit for bit.
 
-    There must be a row to compare, and the new run must have all rows of the old one. Weights that
-    a run lacks do not count.
+    There must be a row to compare, or equal weights if the log lines are at other updates. The new
+    run must have all rows of the old one. Weights that a run lacks do not count.
     """
-    are_rows_equal = rows.first is None and not rows.missing and rows.rows > 0
+    has_evidence = rows.rows > 0 or (bool(rows.left_out) and has_equal_weights(weights))
+    are_rows_equal = rows.first is None and not rows.missing and has_evidence
     are_weights_equal = weights.first_differing is None and weights.exported_is_equal is not False
     return are_rows_equal and are_weights_equal
 
@@ -58,8 +59,8 @@ def result_of(
     The tolerance allows for a different machine, different versions, threads or processes. With a
     different flag, code or data set, similar figures would not show that the run was reproduced.
 
-    A run that was cut short lacks rows, and is not within the tolerance. With equal weights, rows
-    are missing because the runs have their log lines at other updates.
+    A run that was cut short lacks rows, and is not within the tolerance. A run with equal weights
+    was not cut short.
     """
     if are_bits_equal(rows, weights):
         return "equal bits"
@@ -156,7 +157,8 @@ def unexplained_in_words(
     if has_equal_weights(weights):
         return (
             f"{sentence}, and all weights are equal, so {alternative}the record of the old run was "
-            "changed, or an evaluation depends on something that its seed does not fix"
+            "changed, or an evaluation or a logged figure depends on something that the seed does "
+            "not fix"
         )
     return (
         f"{sentence}, so {alternative}the recipe does something that its seed does not fix "
@@ -183,22 +185,34 @@ def number_in_words(value: float | None) -> str:
 def rows_in_words(rows: RowsCompared) -> str:
     """Return a text on the first difference between the rows, and on the same figure at the end.
 
-    The text also says how many rows are equal if all are, and how many are missing.
+    The text also says how many rows are equal if all are, how many are missing, and of how many the
+    training figures were left out.
     """
+    remarks = ""
     if rows.missing:
         count = counted(len(rows.missing), "row is", "rows are")
-        missing = f"; {count} missing, the first of update {rows.missing[0]}"
-    else:
-        missing = ""
+        remarks += f"; {count} missing, the first of update {rows.missing[0]}"
+    if rows.left_out:
+        remarks += f"; {left_out_in_words(rows.left_out)}"
     if rows.first is None or rows.at_end is None:
-        return f"{counted(rows.rows, 'row is', 'rows are')} equal{missing}"
+        return f"{counted(rows.rows, 'row is', 'rows are')} equal{remarks}"
     text = f"first difference in the row of update {rows.first.update}: "
     text += figure_in_words(rows.first)
     if rows.previous_update is not None:
         text += f" (the row of update {rows.previous_update} is equal)"
     if rows.at_end.update != rows.first.update:
         text += f"; at update {rows.at_end.update}: {figure_in_words(rows.at_end)}"
-    return f"{text}{missing}"
+    return f"{text}{remarks}"
+
+
+def left_out_in_words(steps: Sequence[int]) -> str:
+    """Return a clause on rows whose training figures were not compared.
+
+    Args:
+        steps: the updates of these rows, at least one.
+    """
+    rows = counted(len(steps), "row")
+    return f"training figures of {rows} not compared, because --log-every sets other log lines"
 
 
 def weights_in_words(weights: WeightsCompared) -> str:

@@ -16,6 +16,7 @@ from common.tools.reproduce.facts import (
     FACTS_OF_PROCESSES,
     FLAGS_OF_DATA,
     FLAGS_OF_OTHER_FACTS,
+    FLAGS_OF_ROWS,
     OTHER_VALUE,
     RecordedFact,
     facts_of,
@@ -73,7 +74,7 @@ def flag_differences_within(run: ComparedRun) -> list[FactDifference]:
                     fact=f"{spelled(change.name)}{until_attempt(change.attempt)}",
                     before=change.before or OTHER_VALUE,
                     now=last_value,
-                    changes_bits=True,
+                    changes_bits=change.name not in FLAGS_OF_ROWS,
                 )
             )
     return differences

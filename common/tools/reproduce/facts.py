@@ -12,6 +12,7 @@ from common.run_directory.records import Attempt, CodeTree, RunConfig
 from common.storage.digests import shown_digest
 from common.tools.compare.setting_text import value_text
 from common.tools.compare.settings import is_compared
+from common.tools.reproduce.comparable_rows import LOG_EVERY
 from common.tools.reproduce.compared_run import ComparedRun
 
 # Packages that compute, or that produce the numbers that training reads. Packages that the recipe
@@ -40,6 +41,7 @@ OTHER_VALUE = "another value"
 VERSION_OF = "version of "  # the label of a package's version begins so
 FACTS_OF_PROCESSES = ("processes", "machines", "threads per process")
 FLAGS_OF_KERNELS = ("deterministic",)  # they change only the rounding
+FLAGS_OF_ROWS = (LOG_EVERY,)  # they change which rows are logged, and no bit of what is learned
 # Flags that another fact stands for, or that the reproduction sets itself.
 FLAGS_OF_OTHER_FACTS = ("mixed_precision", "num_threads", "auto_batch_size", "init_from")
 
@@ -103,7 +105,9 @@ def facts_of_flags(run: ComparedRun) -> RecordedFacts:
         if is_compared(name, run.saved_config) and name not in FLAGS_OF_OTHER_FACTS:
             text = text_of_flag(value)
             facts[spelled(name)] = RecordedFact(
-                text, defines_experiment=changes_learning(name, run.saved_config)
+                text,
+                changes_bits=name not in FLAGS_OF_ROWS,
+                defines_experiment=changes_learning(name, run.saved_config),
             )
     return facts
 

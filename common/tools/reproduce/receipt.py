@@ -40,6 +40,9 @@ class RowsCompared(Record):
 
     rows: int  # the number of rows that both runs have
     missing: list[int] = Field(default_factory=list)  # the updates whose row only the old run has
+    # The updates of the old run's rows whose training figures can't be compared, because the new
+    # run has its log lines at other updates. The other figures of these rows are compared.
+    left_out: list[int] = Field(default_factory=list)
     first: FigureDifference | None = None  # the first difference; None: all figures are equal
     # The update of the last row before the first difference. Without one, of the last common row.
     previous_update: int | None = None

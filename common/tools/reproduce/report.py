@@ -12,6 +12,7 @@ from common.tools.reproduce.compared_run import ComparedRun
 from common.tools.reproduce.conclusion import (
     Conclusion,
     final_in_words,
+    left_out_in_words,
     rows_in_words,
     weights_in_words,
 )
@@ -97,6 +98,8 @@ def result_line(
             f"equal bits in {conclusion.rows.rows} rows, {conclusion.weights.checkpoints} "
             f"checkpoints{exported}"
         )
+        if conclusion.rows.left_out:
+            text += f" ({left_out_in_words(conclusion.rows.left_out)})"
     else:
         text = f"{conclusion.result}: {rows_in_words(conclusion.rows)}; {conclusion.explanation}"
     conditions = [f"`{new.saved_config.recipe}`"]

@@ -48,11 +48,10 @@ from common.tools.reproduce.report import (
 )
 
 FIX_ADVICE = "fix the reported error, then repeat the command"
-# A published run has names instead of paths, so this machine may not find its data. Other flags
-# would not continue the reproduction in the same folder.
+# The data may have been moved since, and a published run has names instead of paths.
 PATHS_ADVICE = (
     f"{FIX_ADVICE}; if data or a checkpoint is missing on this machine, repeat it with "
-    "--dataset PATH, --model PATH or --init-from PATH after the run, and with another --output-dir"
+    "--dataset PATH, --model PATH or --init-from PATH after the run"
 )
 
 
@@ -280,7 +279,7 @@ def train(
     if not (output / CONFIG).is_file():
         raise UserError(
             f"the new run did not begin to train: {run.reason()}",
-            advice=advice_to_repeat(old),
+            advice=PATHS_ADVICE,
         )
     new = read_compared_run(output)
     if not (new.stored.is_complete or is_far_enough(output, old)):
@@ -301,18 +300,16 @@ def check_early_end(new: ComparedRun, old: ComparedRun, reason: str) -> None:
     if new_status == "failed" and old_status == "failed" and new.rows:
         say(f"both runs failed; the new one: {reason}")
         return
-    advice = advice_to_repeat(old)
+    advice = FIX_ADVICE
+    if old.is_published:
+        # The new run has begun, so other flags can't continue it in the same folder.
+        advice = f"{PATHS_ADVICE}, and with another --output-dir"
     if new_status == "preempted":  # a signal stopped it, so nothing needs to be mended
         advice = "repeat the command, which continues the new run"
     raise UserError(
         f"the new run ended at update {new.last_step} of {old.last_step}: {reason}",
         advice=advice,
     )
-
-
-def advice_to_repeat(old: ComparedRun) -> str:
-    """Return what to do after the new run has failed."""
-    return PATHS_ADVICE if old.is_published else FIX_ADVICE
 
 
 def is_far_enough(output: Path, old: ComparedRun) -> bool:

@@ -28,6 +28,17 @@ ATTEMPT: dict[str, Any] = {
 LOSSES = (1.5, 1.25, 1.0)
 
 
+def write_rows(run: ComparedRun, rows: dict[int, dict[str, float | None]]) -> ComparedRun:
+    """Replace the rows of a run, and return it as it is read.
+
+    Args:
+        rows: the figures of each row, by update.
+    """
+    lines = [json.dumps({"progress/global_step": step} | row) for step, row in rows.items()]
+    (run.directory / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return read_compared_run(run.directory)
+
+
 def write_run(
     folder: Path,
     *,

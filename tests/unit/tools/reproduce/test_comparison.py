@@ -26,10 +26,11 @@ from common.tools.reproduce.conclusion import (
     explanation_of,
     final_in_words,
     result_of,
+    rows_in_words,
 )
 from common.tools.reproduce.fact_differences import differences_of, flag_differences_within
 from common.tools.reproduce.receipt import FactDifference
-from tests.unit.tools.reproduce.made_up_runs import ATTEMPT, LOSSES, write_run
+from tests.unit.tools.reproduce.made_up_runs import ATTEMPT, LOSSES, write_rows, write_run
 
 
 @pytest.fixture
@@ -71,12 +72,93 @@ def test_runs_with_equal_weights_and_other_rows(first: ComparedRun, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("weight", "expected"), [(1.0, "within"), (2.0, "beyond")])
-def test_rows_at_other_updates(
-    first: ComparedRun, tmp_path: Path, weight: float, expected: str
-) -> None:
-    """With equal weights, missing rows are those of other log lines; otherwise a run lacks them."""
+def test_missing_row(first: ComparedRun, tmp_path: Path, weight: float, expected: str) -> None:
+    """A run with equal weights was not cut short."""
     second = write_run(tmp_path / "second", losses=LOSSES[:2], weight=weight)
     assert conclusion(first, second)[0] == f"{expected} tolerance"
+
+
+# The mean losses of a run of six updates, whose losses are 6, 5, 4, 3, 2 and 1, with three log
+# lines and with two; and the accuracy of the evaluations after updates 3 and 6.
+ROWS_OF_2: dict[int, dict[str, float | None]] = {
+    2: {"train/loss": 5.5},
+    3: {"test/accuracy": 0.25},
+    4: {"train/loss": 3.5},
+    6: {"train/loss": 1.5, "test/accuracy": 0.5},
+}
+ROWS_OF_3: dict[int, dict[str, float | None]] = {
+    3: {"train/loss": 5.0, "test/accuracy": 0.25},
+    6: {"train/loss": 2.0, "test/accuracy": 0.5},
+}
+
+
+def runs_with_other_log_lines(
+    tmp_path: Path, rows: dict[int, dict[str, float | None]], weight: float = 1.0
+) -> tuple[ComparedRun, ComparedRun]:
+    """Return a run with `ROWS_OF_2`, and one with other rows and another `--log-every`."""
+    old = write_run(tmp_path / "old", config={"log_every": 2})
+    new = write_run(tmp_path / "new", config={"log_every": 3}, weight=weight)
+    return write_rows(old, ROWS_OF_2), write_rows(new, rows)
+
+
+def test_other_log_lines_leave_out_what_covers_other_updates(tmp_path: Path) -> None:
+    """Evaluations and weights are compared, and they are equal."""
+    old, new = runs_with_other_log_lines(tmp_path, ROWS_OF_3)
+    rows = compare_rows(old, new)
+    assert (rows.rows, rows.missing, rows.left_out) == (2, [], [2, 4, 6])
+    assert rows_in_words(rows) == (
+        "2 rows are equal; training figures of 3 rows not compared, because --log-every sets "
+        "other log lines"
+    )
+    assert conclusion(old, new)[:2] == ("equal bits", 0)
+
+
+@pytest.mark.parametrize("accuracy", [0.2, None])
+def test_evaluation_between_other_log_lines_must_be_equal(
+    tmp_path: Path, accuracy: float | None
+) -> None:
+    """This also holds for an evaluation that the new run lacks."""
+    changed = {3: {"test/accuracy": accuracy}, 6: ROWS_OF_3[6]}
+    old, new = runs_with_other_log_lines(tmp_path, changed)
+    rows = compare_rows(old, new)
+    assert rows.first is not None
+    assert (rows.first.update, rows.first.figure, rows.first.now) == (3, "test/accuracy", accuracy)
+    assert conclusion(old, new)[1] == UNEXPLAINED
+    without_row = write_rows(new, {6: ROWS_OF_3[6]})
+    assert compare_rows(old, without_row).missing == [3]
+    assert conclusion(old, without_row)[1] == UNEXPLAINED
+
+
+@pytest.mark.parametrize("loss", [3.5, 3.25])
+def test_log_lines_that_cover_the_same_updates_are_compared(tmp_path: Path, loss: float) -> None:
+    """One run may have further log lines before these."""
+    rows = {1: {"train/loss": 6.0}, 2: {"train/loss": 5.0}, 4: {"train/loss": loss}}
+    old, new = runs_with_other_log_lines(tmp_path, rows | {6: ROWS_OF_2[6]})
+    write_rows(old, {step: ROWS_OF_2[step] for step in (2, 4, 6)})
+    old = read_compared_run(old.directory)
+    compared = compare_rows(old, new)
+    assert compared.left_out == [2]
+    assert (compared.first is None) is (loss == 3.5)
+    assert conclusion(old, new)[1] == (0 if loss == 3.5 else UNEXPLAINED)
+
+
+def test_log_lines_do_not_explain_other_weights(tmp_path: Path) -> None:
+    """A log line computes nothing that is learned."""
+    old, new = runs_with_other_log_lines(tmp_path, ROWS_OF_3, weight=2.0)
+    result, status, explanation = conclusion(old, new)
+    assert (result, status) == ("within tolerance", UNEXPLAINED)
+    assert "the only facts that differ should change no bits (--log-every was 2" in explanation
+
+
+@pytest.mark.parametrize(("weight", "status"), [(1.0, 0), (2.0, UNEXPLAINED)])
+def test_without_a_common_row_the_weights_decide(
+    tmp_path: Path, weight: float, status: int
+) -> None:
+    """Neither run has evaluated, and no two log lines cover the same updates."""
+    old, new = runs_with_other_log_lines(tmp_path, {3: {"train/loss": 5.0}}, weight)
+    old = write_rows(old, {2: ROWS_OF_2[2], 4: ROWS_OF_2[4]})
+    assert compare_rows(old, new).rows == 0
+    assert conclusion(old, new)[1] == status
 
 
 @pytest.mark.parametrize("place", range(3))

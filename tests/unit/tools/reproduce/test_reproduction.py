@@ -140,6 +140,29 @@ def test_run_that_ends_midway_gets_the_advice_of_its_kind(
     assert refused.value.advice == advice
 
 
+class UnstartedRun(FailingRun):
+    """A launched run that ends before it has written its configuration."""
+
+    def __init__(self, command: list[str], directory: Path, environment: dict[str, str]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("folder", ["/nowhere", NO_FOLDER])
+def test_run_that_did_not_begin_gets_advice_on_moved_data(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data of any run may have been moved, and the same folder serves for the repetition."""
+    attempt = {"trees": [{"folder": folder, "commit": "ab" * 20}]}
+    old = write_run(tmp_path / "old", data=DATA, attempt=attempt)
+    monkeypatch.setattr(reproduction, "LaunchedRun", UnstartedRun)
+    request = ReproductionRequest(old.directory, tmp_path / "new", (), None, False)
+    with pytest.raises(UserError, match="did not begin to train: the data are gone") as refused:
+        train(request, old, [], {}, DifferenceReporter(old, old, []))
+    assert refused.value.advice is not None
+    assert "repeat it with --dataset PATH" in refused.value.advice
+    assert "--output-dir" not in refused.value.advice
+
+
 class StoppedRun(FailingRun):
     """A launched run that a signal stops after its first row."""
 
