@@ -9,6 +9,7 @@ from typing import Literal
 from common.console.messages import CONSOLE
 from common.storage.json_files import json_safe
 from common.tools.compare.comparison import Comparison, compare
+from common.tools.compare.missing_values import missing_value_warnings
 from common.tools.compare.readers.sources import read_runs
 from common.tools.compare.table import as_markdown, load_warnings, notes, show
 from common.tools.compare.verdicts import GroupVerdict, verdicts_of
@@ -75,6 +76,7 @@ def as_json(comparison: Comparison) -> dict[str, object]:
         "runs": runs,
         "unfair": [pair.to_json() for pair in comparison.unfair],
         "busy": load_warnings(comparison),
+        "missing_values": missing_value_warnings(comparison),
         "groups": [
             {
                 "name": group.label,

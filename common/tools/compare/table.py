@@ -13,6 +13,7 @@ from common.system.printable import printable
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.figures import RunFigures
 from common.tools.compare.group_table import group_cells, has_repetitions
+from common.tools.compare.missing_values import MISSING_VALUES, missing_value_warnings
 from common.tools.compare.rows import FigureRow, figure_rows
 from common.tools.compare.setting_text import value_text
 from common.tools.compare.verdicts import (
@@ -197,6 +198,7 @@ def labelled_warnings(comparison: Comparison, unfair_texts: Sequence[str]) -> li
     """
     return [
         *(LabelledWarning(UNFAIR, text) for text in unfair_texts),
+        *(LabelledWarning(MISSING_VALUES, text) for text in missing_value_warnings(comparison)),
         *(LabelledWarning("busy machine", text) for text in load_warnings(comparison)),
     ]
 

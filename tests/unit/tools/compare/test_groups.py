@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from common.tools.compare.command import main
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.group_table import group_cells
+from common.tools.compare.missing_values import missing_value_warnings
 from common.tools.compare.plot import EVALUATION, draw_group
 from common.tools.compare.readers.sources import read_runs
 from common.tools.compare.sentences import ratio_text_of_single_runs
@@ -531,3 +532,49 @@ def test_picture_of_groups_is_written(tmp_path: Path) -> None:
     picture = tmp_path / "groups.png"
     main([*groups, "--plot", str(picture)])
     assert picture.stat().st_size > 10_000
+
+
+# Runs without a value of the objective
+
+
+def test_run_without_a_value_is_named(tmp_path: Path) -> None:
+    """The table counts three runs, and the mean has two of them."""
+    sources = write_seeds(tmp_path / "a", LOW)
+    lose_objective(sources[1])
+    comparison = compared(sources)
+    assert missing_value_warnings(comparison) == [
+        "seed-1 finished with a final accuracy that is NaN or missing: "
+        "the mean of seed-0 and 2 more leaves out 1 run"
+    ]
+    assert "> **missing values** seed-1 finished with" in as_markdown(comparison)
+
+
+def test_group_without_any_value_is_named(tmp_path: Path) -> None:
+    """There is no verdict on it, and the warning says why."""
+    low = write_seeds(tmp_path / "a", LOW)
+    lost = write_seeds(tmp_path / "b", LOW, {"config.dropout": 0.1})
+    for source in lost:
+        lose_objective(source)
+        lose_objective(source, "val/best_accuracy")
+    comparison = compared(low, lost)
+    (warning,) = missing_value_warnings(comparison)
+    assert "with a final accuracy that is NaN or missing" in warning
+    assert warning.endswith("there is no value of dropout=0.1 to compare")
+
+
+def test_runs_without_missing_values_have_no_such_warning(tmp_path: Path) -> None:
+    """Neither have runs that were never evaluated, nor those that did not finish."""
+    assert missing_value_warnings(compared(write_seeds(tmp_path / "a", LOW))) == []
+    stopped = write_run(tmp_path / "stopped", status="preempted")
+    assert missing_value_warnings(compare(read_runs([stopped]))) == []
+    logged = [{"progress/global_step": 1, "train/loss": 1.0}]
+    never = write_run(tmp_path / "never", {"data.sizes": {"train": 1000}}, logged)
+    for name in ("val/accuracy", "val/loss", "val/count"):
+        lose_objective(never, name)
+    assert missing_value_warnings(compare(read_runs([never]))) == []
+
+
+def lose_objective(source: str, name: str = "test/accuracy") -> None:
+    """Make a figure in the summary of a run NaN, which is null in the file."""
+    file = Path(source, "summary.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: None}))
