@@ -151,7 +151,7 @@ def text_by_seeds(
     best: TrialGroup, other: TrialGroup, objective: Objective, candidate_count: int
 ) -> str:
     """Return the lead of the best settings over others, with its interval from their seeds."""
-    names = f"{best.name} against {other.name}"
+    names = f"{best.name_beside(other)} against {other.name_beside(best)}"
     scale, unit = scale_of(objective)
     lead = scale * abs(best.mean - other.mean)
     interval = interval_of_lead(best, other, candidate_count)
@@ -186,7 +186,7 @@ def text_by_samples(
 
     The validation data are a sample, so another sample would give other values.
     """
-    names = f"{best.name} against {other.name}"
+    names = f"{best.name_beside(other)} against {other.name_beside(best)}"
     scale, unit = scale_of(objective)
     error = standard_error_of_lead(best, other)
     if error is None:

@@ -3,16 +3,17 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from optuna.trial import FrozenTrial
 
 from common.flags import field_name
 from common.objective import Objective
-from common.tools.compare.groups import name_of_group
+from common.tools.compare.groups import name_of_group, settings_text
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.repetitions import means_of_seeds
+from common.tools.compare.settings import Settings
 from common.tools.statistics.samples import MIN_RUNS, Sample
 from common.tools.tune.space import Space
 
@@ -26,10 +27,19 @@ class TrialGroup:
     runs: tuple[RunRecord, ...]  # the best run first
     sample: Sample  # the best values on validation data, one for each seed
     mean: float  # the mean of the sample
+    settings: Settings = field(default_factory=dict)  # the searched values, by flag
 
     @property
     def name(self) -> str:
         return name_of_group([run.name for run in self.runs])
+
+    def name_beside(self, other: "TrialGroup") -> str:
+        """Return the group's name with those settings in which it differs from another group.
+
+        For example, ``trial-000 and 2 more (dropout=0.1)``.
+        """
+        flags = [flag for flag, value in self.settings.items() if value != other.settings.get(flag)]
+        return f"{self.name} ({settings_text(self.settings, flags)})" if flags else self.name
 
     @property
     def is_repeated(self) -> bool:
@@ -53,7 +63,8 @@ def group_trials(
     for runs in runs_of_groups.values():
         runs.sort(key=lambda run: sign * run.summary[objective.best_key], reverse=True)
         values = means_of_seeds([(run, run.summary[objective.best_key]) for run in runs])
-        groups.append(TrialGroup(tuple(runs), Sample.of(values), fmean(values)))
+        settings = searched_settings(runs[0], space)
+        groups.append(TrialGroup(tuple(runs), Sample.of(values), fmean(values), settings))
     return sorted(groups, key=lambda group: sign * group.mean, reverse=True)
 
 
@@ -66,6 +77,11 @@ def settings_key_of_run(run: RunRecord, space: Space) -> str:
     """Return a text that is equal for runs with the same searched values except for the seed."""
     names = sorted(field_name(flag) for flag in space if flag != SEED)
     return json.dumps([run.flags.get(name) for name in names], default=str)
+
+
+def searched_settings(run: RunRecord, space: Space) -> Settings:
+    """Return a run's values of the searched flags except for the seed, by flag."""
+    return {flag: run.flags.get(field_name(flag)) for flag in space if flag != SEED}
 
 
 def settings_key_of_trial(trial: FrozenTrial) -> str:

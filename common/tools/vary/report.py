@@ -26,6 +26,7 @@ from common.tools.compare.table import (
 )
 from common.tools.compare.verdicts import GroupVerdict, correction_note, verdict_lines, verdicts_of
 
+SEED_FLAG = "seed"
 # Files in the directory of the variants.
 TABLE = "table.md"
 PICTURE = "picture.png"
@@ -124,10 +125,18 @@ def compare_variants(finished: Mapping[str, Sequence[str]]) -> Comparison:
     """Compare all runs; the runs of a variant are one group, whatever flags vary.
 
     Without labels, `compare` would take variants that differ only in --seed for one group.
+
+    Each run is named by its variant and seed, as in the tables. The names of the folders are made
+    of values without their flags.
     """
     directories = [directory for runs in finished.values() for directory in runs]
     titles = [title for title, runs in finished.items() for _ in runs]
-    return compare(read_runs(directories), labels=titles)
+    named_runs = []
+    for title, run in zip(titles, read_runs(directories), strict=True):
+        seed = run.flags.get(SEED_FLAG)
+        is_repeated = len(finished[title]) > 1 and seed is not None
+        named_runs.append(replace(run, name=f"{title}, seed {seed}" if is_repeated else title))
+    return compare(named_runs, labels=titles)
 
 
 def one_run_each(comparison: Comparison) -> Comparison:

@@ -60,8 +60,8 @@ def test_trials_within_the_chance_of_samples_are_not_told_apart(tmp_path: Path) 
     records = trials(tmp_path, (0.97, 0.2), (0.96, 0.0))
     second, default, advice = certainty_lines(records, recipe(), SPACE, tried_settings_count=0)
     assert second == (
-        "trial-000 against trial-001: 1.0 points ahead, with a standard error of 2.6 by the "
-        "samples, so they can't be told apart (the second)"
+        "trial-000 (dropout=0.2) against trial-001 (dropout=0): 1.0 points ahead, with a standard "
+        "error of 2.6 by the samples, so they can't be told apart (the second)"
     )
     assert default.endswith("so they can't be told apart (the recipe's default values)")
     assert advice.startswith("each trial is one seed, and the best of 2 is partly the luckiest")
@@ -141,7 +141,8 @@ def test_trials_that_differ_in_the_seed_are_one_group(tmp_path: Path) -> None:
         [0.950, 0.951, 0.952], [0.990, 0.800, 0.790], equal_var=False
     ).confidence_interval(0.95)
     assert second == (
-        f"trial-005 and 2 more against trial-000 and 2 more: 9 points ahead (95 % interval "
+        "trial-005 and 2 more (dropout=0) against trial-000 and 2 more (dropout=0.2): "
+        f"9 points ahead (95 % interval "
         f"{100 * bounds.low:.0f} to {100 * bounds.high:.0f}), so they can't be told apart "
         "(the second)"
     )

@@ -255,7 +255,7 @@ def test_search_ranks_settings_over_their_seeds(
     main([str(STUB), *flags, "--trials", "6", "--study", str(tmp_path / "study")])
     output = " ".join(capsys.readouterr().out.split())
     assert re.search(r"best: trial-\d+ and \d more with these settings, mean validation", output)
-    assert re.search(r"trial-\d+ and \d more against trial-\d+", output)
+    assert re.search(r"trial-\d+ and \d more \(.+=.+\) against trial-\d+", output)
 
 
 @pytest.mark.slow

@@ -197,3 +197,16 @@ def test_report_of_nothing_is_a_sentence(tmp_path: Path) -> None:
     """All variants may have failed."""
     with pytest.raises(UserError, match="no variant finished"):
         report_on_variants(tmp_path, {}, 2)
+
+
+def test_warnings_name_runs_by_flag_and_value(tmp_path: Path) -> None:
+    """The name of a run's folder has the value alone, such as 0-seed-1."""
+    finished = {
+        "dropout=0": write_variant(tmp_path, 0.0, [0.90, 0.91], [0.9, 0.9]),
+        "dropout=0.1": write_variant(tmp_path, 0.1, [0.90], [0.9]),
+    }
+    for runs in finished.values():
+        file = Path(runs[-1], "summary.json")
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"perf/other_cpu_fraction": 0.5}))
+    text = report_text(tmp_path, finished, 2)
+    assert "other programs used 50% during dropout=0, seed 1 and 50% during dropout=0.1" in text
