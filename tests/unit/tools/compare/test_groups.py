@@ -428,6 +428,26 @@ def test_ratio_of_runs_outside_the_interval_of_their_lines_is_explained(ratio: f
     assert ("a run was not steady: 0.98 × at the mean log line" in text) == (not is_within)
 
 
+def test_repeated_group_against_a_single_run_need_not_have_stalled() -> None:
+    """The lines are those of one run of each group, and other runs may be faster or slower."""
+    lines = ConfidenceInterval(math.log(0.98), math.log(0.95), math.log(1.01), 0.95, 7.0)
+    text = ratio_text_of_single_runs(
+        Sample(2, math.log(1000.0), 0.1), Sample(1, math.log(500.0), None), lines
+    )
+    assert text.startswith(
+        "0.50 × as fast, in 1 run against 2 runs, but 0.98 × at the mean log line of each group's "
+        "first run (95 % interval 0.95 to 1.01): repeat the single one"
+    )
+
+
+def test_steady_runs_are_not_called_unsteady() -> None:
+    """The interval is narrower than the digits of the ratio."""
+    lines = ConfidenceInterval(math.log(0.5), math.log(0.4999), math.log(0.5001), 0.95, 7.0)
+    runs = (Sample(1, math.log(1000.0), None), Sample(1, math.log(501.0), None))
+    text = ratio_text_of_single_runs(*runs, lines)
+    assert "(95 % interval 0.50 to 0.50 by the log lines within the runs)" in text
+
+
 def test_machine_with_other_load_is_named(tmp_path: Path) -> None:
     """A single run needs no such warning, and neither do quiet machines."""
     name = "perf/other_cpu_fraction"
