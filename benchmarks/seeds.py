@@ -22,11 +22,11 @@ if __package__ in (None, ""):  # started as a file: let the package be found
 from benchmarks.harness.result_file import write_results
 from benchmarks.harness.text_tables import aligned_table
 from benchmarks.harness.whole_command import TimedCommand, run_whole_command
+from common.objective import EVALUATION_PREFIXES
 from common.tools.statistics.samples import CONFIDENCE, Sample
 from common.tools.statistics.student import quantile
 
 OTHER_PROGRAMS = "perf/other_cpu_fraction"  # share of the processor time that others used
-UNSTATED = ("test/count", "validation/count")
 
 
 class SeedFigures(TypedDict):
@@ -42,7 +42,7 @@ def figures_of(seed: int, command: TimedCommand) -> SeedFigures:
     stated = {
         name: value
         for name, value in command.figures.items()
-        if name.startswith(("test/", "validation/")) and name not in UNSTATED
+        if name.startswith(EVALUATION_PREFIXES) and not name.endswith("/count")
     }
     if OTHER_PROGRAMS in command.figures:
         stated[OTHER_PROGRAMS] = command.figures[OTHER_PROGRAMS]

@@ -12,6 +12,7 @@ Split = Literal["validation", "test"]  # the splits that are evaluated
 EVALUATED_SPLITS: tuple[Split, ...] = ("validation", "test")
 # The prefixes of metrics' names, by split.
 PREFIXES = {"validation": "val", "test": "test"}
+EVALUATION_PREFIXES = tuple(f"{prefix}/" for prefix in PREFIXES.values())
 
 
 class Objective(NamedTuple):

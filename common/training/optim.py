@@ -49,7 +49,7 @@ def warmup_decay(
 ) -> LambdaLR:
     """Return a scheduler: a linear warm-up over `warmup_steps`, then one of `SCHEDULES`.
 
-    Its `step` raises a `UserError` if the optimizer has got another parameter group since.
+    Its `step` raises a `UserError` if a parameter group was added to the optimizer afterwards.
     """
     group_count = len(optimizer.param_groups)
 

@@ -71,15 +71,6 @@ UNALIGNED = Case(
     kill=(0, 0.8, "save"),
 )
 
-
-def test_a_kill_between_unaligned_batches_changes_no_bit(copies: Copies, tmp_path: Path) -> None:
-    """A resumed run lays out batches in memory as the whole run did."""
-    folder = tmp_path / "case"
-    check(UNALIGNED, copies, folder)
-    assert folder_of_killed(folder / "killed-notes").is_dir(), "the kill came too late"
-    assert_same_result(folder / "killed", folder / "whole")
-
-
 # A case that once failed. Its evaluation draws random numbers before `run.evaluating`, and so does
 # the rehearsal at the start of a resumed run. The dropout of the next update draws after it.
 DRAWS_OUTSIDE = Case(
@@ -92,10 +83,13 @@ DRAWS_OUTSIDE = Case(
 )
 
 
-def test_a_kill_changes_no_bit_if_a_rehearsal_draws(copies: Copies, tmp_path: Path) -> None:
-    """A rehearsal leaves the random generators as they were, wherever it draws."""
+@pytest.mark.parametrize(
+    "case", [UNALIGNED, DRAWS_OUTSIDE], ids=["unaligned batches", "a rehearsal that draws"]
+)
+def test_a_kill_changes_no_bit(case: Case, copies: Copies, tmp_path: Path) -> None:
+    """A resumed run lays out batches as the whole run did, and a rehearsal leaves no trace."""
     folder = tmp_path / "case"
-    check(DRAWS_OUTSIDE, copies, folder)
+    check(case, copies, folder)
     assert folder_of_killed(folder / "killed-notes").is_dir(), "the kill came too late"
     assert_same_result(folder / "killed", folder / "whole")
 

@@ -9,7 +9,8 @@ from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.setting_text import value_text
 from common.tools.compare.settings import Settings, differing_settings
 
-SEED = spelled("seed")
+SEED_FLAG = "seed"
+SEED = spelled(SEED_FLAG)
 # The most characters of a label that has settings; see `label_groups`.
 MAX_LABEL_LENGTH = 48
 

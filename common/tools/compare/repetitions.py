@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from common.tools.compare.comparison import Comparison
-from common.tools.compare.groups import RunGroup
+from common.tools.compare.groups import SEED_FLAG, RunGroup
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.statistics.samples import Sample
 
@@ -59,5 +59,5 @@ def means_of_seeds(values_of_runs: Iterable[tuple[RunRecord, float]]) -> list[fl
 
 def seed_of(run: RunRecord) -> str:
     """Return a run's seed as text. A run that states no seed counts as a seed of its own."""
-    seed = run.flags.get("seed")
+    seed = run.flags.get(SEED_FLAG)
     return f"of {run.source}" if seed is None else str(seed)

@@ -158,14 +158,14 @@ def ratio_text_of_single_runs(
         advice = "repeat the single one to see how much runs differ by chance"
     if interval is None:
         return f"{times}: {advice}"
+    span = ratio_span_text(interval)
     if not is_shown_within(ratio, interval):
-        span = ratio_span_text(interval)
         lines = f"{exponential(interval.difference):.2f} × at the mean log line"
         if baseline.count == group.count:
             return f"{times}, but a run was not steady: {lines} ({span}): {advice}"
         # The speeds of a group's runs may differ although each run was steady.
         return f"{times}, but {lines} of each group's first run ({span}): {advice}"
-    span = f"{ratio_span_text(interval)} by the log lines within the runs"
+    span = f"{span} by the log lines within the runs"
     if interval.excludes_zero:
         return f"{times} ({span}): {advice}"
     return f"{times}, which even their log lines do not distinguish ({span}): {advice}"

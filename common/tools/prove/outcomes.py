@@ -190,10 +190,13 @@ def likely_mistakes(function: FigureFunction, split_pass: SplitPass) -> Iterator
         "it is a mean over batches, not over samples, and the last batch is smaller",
         mean_of(batch_figures),
     )
-    # For a mean of samples, this is the correct figure.
+    # Each sample gets the figure of its batch. For a mean of samples, their mean is correct.
+    figures_of_samples: list[float | None] = []
+    for batch, figure in zip(split_pass.batches, batch_figures, strict=True):
+        figures_of_samples += [figure] * len(batch)
     yield Mistake(
         "it is a mean of the figures of batches, which differs from the figure of all samples",
-        weighted_mean_of_batches(function, split_pass.batches),
+        mean_of(figures_of_samples),
     )
     processes = len(split_pass.batches_by_rank)
     if processes > 1:
@@ -205,20 +208,6 @@ def likely_mistakes(function: FigureFunction, split_pass: SplitPass) -> Iterator
     known_figures = [figure for figure in batch_figures if figure is not None]
     total = sum(known_figures) if known_figures else None
     yield Mistake("it is added up over batches, not averaged", total)
-
-
-def weighted_mean_of_batches(
-    function: FigureFunction, batches: Sequence[BatchOutcomes]
-) -> float | None:
-    """Return the mean of the batches' figures, weighted by the number of samples."""
-    weighted_figures = []
-    for batch in batches:
-        figure = function(batch)
-        if figure is None:
-            return None
-        weighted_figures.append(figure * len(batch))
-    samples = sum(len(batch) for batch in batches)
-    return math.fsum(weighted_figures) / samples if samples else None
 
 
 def mistaken_means_of_processes(
@@ -387,8 +376,6 @@ def compare_figure(
         return FigureComparison(None)
     if any(is_close(logged, expected, CORRECT_TOLERANCE) for _, expected in expected_figures):
         return FigureComparison(True)
-    outcomes = [outcome for split_pass, _ in expected_figures for outcome in split_pass.outcomes]
-    has_many_classes = any(outcome.classes > 2 for outcome in outcomes)
     for split_pass, expected in expected_figures:
         for mistake in likely_mistakes(function, split_pass):
             if mistake.figure is None:
@@ -399,6 +386,9 @@ def compare_figure(
     # several losses, or weight the F1 of several classes. Then a figure that no mistake explains
     # may still be correct.
     has_several_losses = any(split_pass.calls > 1 for split_pass in split_passes)
+    has_many_classes = any(
+        outcome.classes > 2 for split_pass in split_passes for outcome in split_pass.outcomes
+    )
     is_ambiguous = name in ("loss", "perplexity") or (name == "f1" and has_many_classes)
     if is_ambiguous or has_several_losses or may_have_other_outputs:
         return FigureComparison(None)

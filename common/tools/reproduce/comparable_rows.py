@@ -7,13 +7,12 @@ log lines at different updates, such figures of a row cover different updates, a
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from common.objective import PREFIXES
+from common.objective import EVALUATION_PREFIXES
 from common.run_directory.records import MetricsRow
 from common.tools.reproduce.compared_run import ComparedRun
 from common.tools.rows import CLOCK_PREFIXES
 
 LOG_EVERY = "log_every"  # the flag that sets the log lines
-EVALUATION_PREFIXES = tuple(f"{prefix}/" for prefix in dict.fromkeys(PREFIXES.values()))
 PREFIXES_OF_OTHER_FIGURES = (*EVALUATION_PREFIXES, *CLOCK_PREFIXES, "progress/")
 
 

@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from common.checkpoints.tensors import read_tensors
 from common.errors import UserError
 from common.metric_names import TRAINING_LOSS
-from common.objective import Objective
+from common.objective import EVALUATION_PREFIXES, Objective
 from common.run_directory.finished_model import WEIGHTS
 from common.run_directory.records import MODEL_FOLDER
-from common.tools.reproduce.comparable_rows import (
-    EVALUATION_PREFIXES,
-    ComparableRows,
-    comparable_rows,
-)
+from common.tools.reproduce.comparable_rows import ComparableRows, comparable_rows
 from common.tools.reproduce.compared_run import ComparedRun
 from common.tools.reproduce.receipt import (
     FigureDifference,

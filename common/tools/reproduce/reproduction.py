@@ -160,11 +160,7 @@ def claim(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
     if receipt is None:
         if (output / CONFIG).exists():
             raise UserError(f"{output} contains an ordinary run, not a reproduction", advice=advice)
-        with writing(f"--output-dir {output}"):
-            output.mkdir(parents=True, exist_ok=True)
-        receipt = new_receipt(request, old)
-        write_receipt(output, receipt)
-        return receipt
+        return begin(request, old)
     if receipt.original_run_id != old.saved_config.run_id:
         raise UserError(
             f"{output} contains the reproduction of another run, which was in {receipt.original}",
@@ -172,9 +168,7 @@ def claim(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
         )
     if receipt.flags != [*request.flags]:
         if not (output / CONFIG).exists():  # nothing was trained there: the command failed early
-            receipt = new_receipt(request, old)
-            write_receipt(output, receipt)
-            return receipt
+            return begin(request, old)
         flags = command_line(receipt.flags) or "no flags of the recipe"
         raise UserError(
             f"{output} contains a reproduction of this run with other flags ({flags})",
@@ -183,9 +177,11 @@ def claim(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
     return receipt
 
 
-def new_receipt(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
-    """Return the receipt of a reproduction that begins."""
-    return Reproduction(
+def begin(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
+    """Write the receipt of a reproduction that begins into its folder, and return it."""
+    with writing(f"--output-dir {request.output}"):
+        request.output.mkdir(parents=True, exist_ok=True)
+    receipt = Reproduction(
         format=FORMAT,
         original=str(request.directory),
         original_run_id=old.saved_config.run_id,
@@ -194,6 +190,8 @@ def new_receipt(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
         tolerance=request.tolerance,
         began=current_time(),
     )
+    write_receipt(request.output, receipt)
+    return receipt
 
 
 def expected_new_run(old: ComparedRun, code: RestoredCode) -> ComparedRun:

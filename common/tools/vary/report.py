@@ -14,7 +14,7 @@ from common.storage.files import write_text
 from common.system.platforms import shown_path
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.group_table import group_cells, has_repetitions
-from common.tools.compare.groups import SEED
+from common.tools.compare.groups import SEED, SEED_FLAG
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.readers.sources import read_runs
 from common.tools.compare.setting_text import value_text
@@ -26,7 +26,6 @@ from common.tools.compare.table import (
 )
 from common.tools.compare.verdicts import GroupVerdict, correction_note, verdict_lines, verdicts_of
 
-SEED_FLAG = "seed"
 # Files in the directory of the variants.
 TABLE = "table.md"
 PICTURE = "picture.png"

@@ -39,11 +39,11 @@ def test_only_figures_of_evaluations_are_stated() -> None:
         "train/loss": 1.0,
         "test/accuracy": 0.9,
         "test/count": 10.0,
-        "validation/f1": 0.8,
+        "val/f1": 0.8,
         "perf/other_cpu_fraction": 0.01,
     }
     stated = figures_of(3, TimedCommand(1.0, figures, 0.0))["figures"]
-    assert set(stated) == {"test/accuracy", "validation/f1", "perf/other_cpu_fraction"}
+    assert set(stated) == {"test/accuracy", "val/f1", "perf/other_cpu_fraction"}
 
 
 @pytest.mark.slow

@@ -101,11 +101,11 @@ def verdict_of(
     compared = ", ".join(growth.in_words(unit) for growth in growths)
     causes = [growing_graph_in_words(graph) for graph in run.processes[0].of(GrowingGraph)]
     all_tensors = run.processes[0].of(GrowingTensors)
-    held = [tensors for tensors in all_tensors if tensors.holder != NO_HOLDER]
-    others = [tensors for tensors in all_tensors if tensors.holder == NO_HOLDER]
-    causes += [growing_tensors_in_words(tensors) for tensors in held]
+    with_holder = [tensors for tensors in all_tensors if tensors.holder != NO_HOLDER]
+    without_holder = [tensors for tensors in all_tensors if tensors.holder == NO_HOLDER]
+    causes += [growing_tensors_in_words(tensors) for tensors in with_holder]
     causes += growing_containers_in_words(run)
-    causes += [growing_tensors_in_words(tensors) for tensors in others]
+    causes += [growing_tensors_in_words(tensors) for tensors in without_holder]
     too_much = [growth for growth in growths if growth.is_too_much]
     if not too_much:
         first_step = measurements[0].step

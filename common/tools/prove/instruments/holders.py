@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
+from typing import NamedTuple
 
 import torch
 from torch.utils import _pytree as tree
@@ -17,6 +18,13 @@ CONTAINERS = (list, dict, set, tuple, deque)
 NO_HOLDER = "no variable of the recipe: perhaps a graph of gradients, or a library"
 MAX_EXAMPLES = 8  # the most objects whose holders are looked for
 MAX_DEPTH = 4  # the most nested containers
+
+
+class ContainerSize(NamedTuple):
+    """The number of items of a container, and the size of its first item."""
+
+    items: int
+    item_bytes: int  # without what the item refers to; an array of NumPy includes its values
 
 
 def holder_in_words(objects: Sequence[object], frame: FrameType, folder: Path) -> str:
@@ -105,10 +113,8 @@ def recipe_containers(frame: FrameType, folder: Path) -> Iterator[tuple[Containe
             yield value, f"the {type(value).__name__} {name}"
 
 
-def container_sizes(frame: FrameType, folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the number of items of each container of the recipe, and the bytes of an item.
-
-    An item's bytes leave out what it refers to. For an array of NumPy, they include its values.
+def container_sizes(frame: FrameType, folder: Path) -> dict[str, ContainerSize]:
+    """Return the size of each container of the recipe, by its name in words.
 
     Args:
         frame: the innermost running function.
@@ -118,7 +124,7 @@ def container_sizes(frame: FrameType, folder: Path) -> dict[str, tuple[int, int]
     for container, name in recipe_containers(frame, folder):
         values = container.values() if isinstance(container, dict) else container
         item = next(iter(values), None)
-        sizes[name] = (len(container), sys.getsizeof(item))
+        sizes[name] = ContainerSize(items=len(container), item_bytes=sys.getsizeof(item))
     return sizes
 
 

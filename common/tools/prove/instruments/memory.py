@@ -26,6 +26,7 @@ from common.run import Run
 from common.system.devices import allocated_bytes
 from common.tools.prove.instruments.graphs import graph_sizes
 from common.tools.prove.instruments.holders import (
+    ContainerSize,
     container_sizes,
     holder_in_words,
     tensors_in_bounded_deques,
@@ -59,7 +60,7 @@ class MemoryObserver:
         # At the first measurement:
         self.first_counts: Counter[TensorType] | None = None
         self.first_graph_sizes: dict[str, int] = {}
-        self.first_container_sizes: dict[str, tuple[int, int]] = {}
+        self.first_container_sizes: dict[str, ContainerSize] = {}
         self.first_step = 0
 
     def around_record(
@@ -122,16 +123,16 @@ class MemoryObserver:
             step: the current update.
             folder: the recipe's folder.
         """
-        for variable, (items, item_bytes) in container_sizes(sys._getframe(), folder).items():
-            first_items, _ = self.first_container_sizes.get(variable, (items, item_bytes))
-            if items >= first_items + MIN_GROWTH:
+        for variable, size in container_sizes(sys._getframe(), folder).items():
+            more = size.items - self.first_container_sizes.get(variable, size).items
+            if more >= MIN_GROWTH:
                 self.session.write(
                     GrowingContainer(
                         step=step,
                         variable=variable,
-                        items=items,
-                        more=items - first_items,
-                        item_bytes=item_bytes,
+                        items=size.items,
+                        more=more,
+                        item_bytes=size.item_bytes,
                     )
                 )
 
