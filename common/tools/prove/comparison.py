@@ -20,14 +20,28 @@ from common.tools.prove.instruments.updates import (
     LATER_WEIGHTS,
 )
 from common.tools.prove.launch_plan import PlannedInterruption
-from common.tools.prove.records.instrument_records import MixingModule, OptimizerStep, SampleMixing
+from common.tools.prove.records.instrument_records import (
+    MixingModule,
+    OptimizerStep,
+    OwnDraw,
+    SampleMixing,
+)
 from common.tools.prove.records.observed_run import ObservedRun, differing_common_keys
 from common.tools.prove.records.run_records import MicroBatch, ObservedEvaluation, Recorded
 
 # The instruments of the compared runs, as names of modules.
 INSTRUMENTS = tuple(
     f"common.tools.prove.instruments.{name}"
-    for name in ("without_dropout", "updates", "mixing", "losses", "rows_used", "evaluated_rows")
+    for name in (
+        "without_dropout",
+        "updates",
+        "changed_gradients",
+        "own_draws",
+        "mixing",
+        "losses",
+        "rows_used",
+        "evaluated_rows",
+    )
 )
 # One more instrument, for runs whose networks are computed in float64.
 IN_FLOAT64 = "common.tools.prove.instruments.in_float64"
@@ -316,6 +330,8 @@ def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], ObservedEvaluation
 def drawn_generators(run: ObservedRun) -> list[str]:
     """Return the names of the random generators from which the loop draws as it uses a batch.
 
+    A generator of its own has no name, so it is described by its use.
+
     Different layouts make different draws, so a difference between their updates may be no mistake.
     """
     names: set[str] = set()
@@ -326,7 +342,9 @@ def drawn_generators(run: ObservedRun) -> list[str]:
                 micro_batch = record
             elif isinstance(record, Recorded) and micro_batch is not None:
                 names |= {*differing_common_keys(micro_batch.generators, record.generators)}
-    return sorted(names)
+    # The loop may also draw from a generator that it passes to an operation of torch.
+    own_draws = {f"that it passes to {draw.operation}" for _, draw in run.all(OwnDraw)}
+    return [*sorted(names), *sorted(own_draws)]
 
 
 def sample_mixing_of(run: ObservedRun) -> SampleMixing:

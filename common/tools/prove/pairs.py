@@ -3,14 +3,17 @@
 The checks of accumulation and of processes compare such pairs, and share these causes.
 """
 
+import linecache
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from common.tools.prove.comparison import (
     GRADIENT_TOLERANCE,
     LOSS_TOLERANCE,
+    SMALL_NORM,
     WEIGHT_TOLERANCE,
     Update,
     UpdateDifference,
@@ -21,11 +24,15 @@ from common.tools.prove.comparison import (
     weight_distance,
 )
 from common.tools.prove.instruments.updates import COMPARED_UPDATE
+from common.tools.prove.records.instrument_records import GradientChange
 from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.records.run_records import MicroBatch
 from common.tools.prove.verdicts import Cause
 
 # Relative. Within it, a ratio of gradient norms counts as equal to a number.
 RATIO_TOLERANCE = 0.02
+# Relative. Rounding makes gradient norms differ by less.
+LARGEST_ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
@@ -88,9 +95,93 @@ def cause_of_optimizers(pair: RunPair, difference: UpdateDifference) -> Cause:
     )
 
 
+def cause_of_contents(pair: RunPair) -> Cause | None:
+    """Return the cause that a batch of the same samples has other contents; None if none has.
+
+    Only batches with the same samples in the same order can be compared.
+    """
+    contents = batch_contents(pair.baseline)
+    for (epoch, samples), (step, digest) in batch_contents(pair.variant).items():
+        _, expected = contents.get((epoch, samples), (0, digest))
+        if digest != expected:
+            return Cause(
+                f"the contents of a training batch of update {step + 1} differ between "
+                f"{pair.variant_layout} and {pair.baseline_layout}, although its samples are the "
+                "same",
+                "let the contents of a sample depend on its index and config.seed alone, and on no "
+                "rank, clock, process id, hash of a text or order of a set; the check `repeatable` "
+                "names a value that differs between two runs of the same command",
+            )
+    return None
+
+
+def batch_contents(run: ObservedRun) -> dict[tuple[int, tuple[int, ...]], tuple[int, str]]:
+    """Return the update and the digest of each training batch, by its epoch and its samples."""
+    contents = {}
+    for _, record in run.all(MicroBatch):
+        contents[record.epoch, tuple(record.samples)] = (record.step, record.batch)
+    return contents
+
+
+def cause_of_changed_gradients(run: ObservedRun) -> Cause | None:
+    """Return the cause that a loop changes gradients while they still add up; None if it does not.
+
+    Args:
+        run: a run with several micro-batches in each update.
+    """
+    for _, change in run.all(GradientChange):
+        moment = (
+            f"between micro-batches {change.micro_batch + 1} and {change.micro_batch + 2} of "
+            f"update {change.step + 1}"
+        )
+        if change.norm_after == 0:
+            return Cause(
+                f"the gradients are cleared {moment}, before they are used",
+                "pass each optimizer to accelerator.prepare(...), whose zero_grad() clears them "
+                "once an update, or clear them under `if accelerator.sync_gradients:`",
+            )
+        norms = f"from the norm {change.norm_before:.6g} to {change.norm_after:.6g}"
+        if change.file:
+            text = linecache.getline(change.file, change.line).strip()
+            return Cause(
+                f"{Path(change.file).name}, line {change.line}, clips the gradients {norms} "
+                f"{moment}, before the accumulation ends: {text}",
+                "clip only `if accelerator.sync_gradients:`, with "
+                "run.clip_grad_norm_(model, optimizer)",
+            )
+        return Cause(
+            f"the gradients are changed {norms} {moment}, outside of a backward pass and before "
+            "the accumulation ends",
+            "change gradients only `if accelerator.sync_gradients:`",
+        )
+    return None
+
+
+def gradient_difference(pair: RunPair, last_update: int) -> float:
+    """Return the largest relative difference of gradient norms up to an update."""
+    largest = 0.0
+    for number in pair.baseline_updates.keys() & pair.variant_updates.keys():
+        if number > last_update:
+            continue
+        norms = pair.baseline_updates[number].gradient_norms
+        variant_norms = pair.variant_updates[number].gradient_norms
+        for norm, variant_norm in zip(norms, variant_norms, strict=False):
+            if norm > SMALL_NORM:
+                largest = max(largest, abs(variant_norm - norm) / norm)
+    return largest
+
+
 def cause_of_later_loss(pair: RunPair, difference: UpdateDifference) -> Cause:
     """Return the cause of a loss that differs although all earlier gradients agreed."""
     values = values_in_words(pair, difference)
+    earlier_difference = gradient_difference(pair, difference.update - 1)
+    if earlier_difference > LARGEST_ROUNDING:
+        return Cause(
+            f"the loss of update {difference.update} is {values}, after gradients whose norms "
+            f"differed by up to {earlier_difference:.2%}, which is more than rounding",
+            "compute the loss as a mean over the samples of the micro-batch; if it is one, look "
+            "for a value that changes with each micro-batch and enters the loss or the update",
+        )
     return Cause(
         f"the loss of update {difference.update} is {values}, after gradients that agreed within "
         "the tolerance: an update depends on more than the gradients",
@@ -106,9 +197,20 @@ def cause_of_weights(pair: RunPair) -> Cause | None:
     distance = weight_distance(pair.baseline, pair.variant)
     if distance is None or distance.ratio <= WEIGHT_TOLERANCE:
         return None
-    return Cause(
+    sentence = (
         f"the weights after update {COMPARED_UPDATE} differ by {distance.ratio:.1%} of the "
-        f"distance that they moved, most in {distance.name}",
+        f"distance that they moved, most in {distance.name}"
+    )
+    norm_difference = gradient_difference(pair, COMPARED_UPDATE)
+    if norm_difference > LARGEST_ROUNDING:
+        return Cause(
+            f"{sentence}, and the norms of the gradients by up to {norm_difference:.2%}, which is "
+            "more than rounding",
+            "compute the loss as a mean over the samples of the micro-batch; if it is one, look "
+            "for code outside the optimizer that changes weights",
+        )
+    return Cause(
+        sentence,
         "look for code outside the optimizer that changes weights, such as an average that "
         "is updated for each micro-batch: do that under `if accelerator.sync_gradients:`",
     )

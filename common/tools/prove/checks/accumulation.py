@@ -8,8 +8,11 @@ from common.tools.prove.comparison import (
     sample_mixing_of,
     update_layouts,
 )
+from common.tools.prove.loss_divisors import cause_of_divisor
 from common.tools.prove.pairs import (
     RunPair,
+    cause_of_changed_gradients,
+    cause_of_contents,
     cause_of_figures,
     cause_of_later_loss,
     cause_of_optimizers,
@@ -59,6 +62,12 @@ def verdict_of(pair: RunPair) -> Verdict:
         return skipped_verdict(
             f"the loop draws random numbers for each micro-batch (generator {names})"
         )
+    cause = (
+        cause_of_contents(pair)
+        or cause_of_changed_gradients(pair.variant)
+        or cause_of_divisor(pair)
+        or cause
+    )
     return failed_verdict(comparison_in_words(pair), [cause])
 
 

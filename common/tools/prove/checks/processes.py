@@ -7,6 +7,7 @@ from typing import TypedDict, Unpack
 from common.tools.launching.command import FSDP2_VARIABLES
 from common.tools.prove.bench import Bench, RunFailedError
 from common.tools.prove.causes import causes_of_restored_parts
+from common.tools.prove.checks import accumulation
 from common.tools.prove.comparison import (
     UpdateLayout,
     UpdateLayouts,
@@ -20,6 +21,7 @@ from common.tools.prove.instruments.updates import COMPARED_UPDATE
 from common.tools.prove.launch_plan import PlannedInterruption
 from common.tools.prove.pairs import (
     RunPair,
+    cause_of_contents,
     cause_of_figures,
     cause_of_later_loss,
     cause_of_optimizers,
@@ -90,7 +92,10 @@ def judge_processes(bench: Bench) -> Verdict:
         single, single_layout = run_on_one(bench, layouts, mixing, in_float64)
     except NoFloat64Error as problem:
         return skipped_verdict(str(problem))
-    verdict = verdict_of(RunPair(single, distributed, single_layout, layouts.distributed))
+    pair = RunPair(single, distributed, single_layout, layouts.distributed)
+    verdict = verdict_of(pair)
+    if verdict.passed is False and not in_float64:
+        return verdict_with_accumulation(bench, pair, verdict)
     if not verdict.passed:
         return verdict
     if single_layout.accumulation == 1:
@@ -109,6 +114,35 @@ def judge_processes(bench: Bench) -> Verdict:
             return verdict_about(change, verdict, causes_of_restored_parts(changed_run))
         compared.append(change.phrase)
     return Verdict(True, "; ".join(compared))
+
+
+def verdict_with_accumulation(bench: Bench, pair: RunPair, verdict: Verdict) -> Verdict:
+    """Return a failed verdict, with the causes that lie in the accumulation on one process.
+
+    If the micro-batches of one process do not make the updates of a whole batch, they say nothing
+    about two processes.
+
+    Args:
+        pair: a run on one process and one on two.
+        verdict: the verdict on them, which fails.
+    """
+    if pair.baseline_layout.accumulation == 1:
+        return verdict
+    whole_layout = update_layouts(bench).whole
+    try:
+        whole = run_with_layout(bench, "whole", whole_layout)
+    except RunFailedError:
+        return verdict
+    accumulated = accumulation.verdict_of(
+        RunPair(whole, pair.baseline, whole_layout, pair.baseline_layout)
+    )
+    if accumulated.passed is not False:
+        return verdict
+    causes = [
+        f"on one process already, as the check `accumulation` compares it: {cause}"
+        for cause in accumulated.causes
+    ]
+    return Verdict(False, verdict.compared, tuple(causes), accumulated.advice)
 
 
 def run_with_change(
@@ -165,7 +199,11 @@ def judge_sharded_processes(bench: Bench) -> Verdict:
         single, layout = run_on_one(bench, layouts, sample_mixing_of(sharded), in_float64)
     except NoFloat64Error as problem:
         return skipped_verdict(str(problem))
-    return verdict_of(RunPair(single, sharded, layout, layouts.distributed))
+    pair = RunPair(single, sharded, layout, layouts.distributed)
+    verdict = verdict_of(pair)
+    if verdict.passed is False and not in_float64:
+        return verdict_with_accumulation(bench, pair, verdict)
+    return verdict
 
 
 def run_on_two(
@@ -265,7 +303,7 @@ def verdict_of(pair: RunPair) -> Verdict:
     if generators:
         names = " and ".join(generators)
         return skipped_verdict(f"the loop draws random numbers on each process (generator {names})")
-    return failed_verdict(compared, [cause])
+    return failed_verdict(compared, [cause_of_contents(pair) or cause])
 
 
 def cause_of(pair: RunPair) -> Cause | None:

@@ -9,6 +9,7 @@ The instrument writes an `EvaluationLoss` for each call of a loss function in an
 mode in an evaluation.
 """
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from common.data.samples import BatchesWithWork
 from common.data.workers import MicroBatches
 from common.tools.prove.outcomes import FIGURE_FUNCTIONS, outcomes_of_columns
 from common.tools.prove.records.instrument_records import (
+    DivisorKind,
     EvaluationLoss,
     OutcomeColumns,
     TrainingLoss,
@@ -59,6 +61,14 @@ class CurrentBatch:
     split: str
     pass_number: int  # an evaluation may make several passes over its split
     samples: list[int]
+
+
+@dataclass(frozen=True)
+class Divisor:
+    """The number by which a loss function has divided the sum of its elements."""
+
+    kind: DivisorKind
+    value: float
 
 
 class LossObserver:
@@ -131,7 +141,9 @@ class LossObserver:
         ignored = ignored_label(named)
         if self.batch is None:
             if result.requires_grad:  # other losses do not train
-                self.write_training_loss(function, value, input, target, ignored)
+                options = inspect.signature(original).bind(input, target, *arguments, **named)
+                divisor = divisor_of(function, target.detach(), options.arguments)
+                self.write_training_loss(function, value, input, target, ignored, divisor)
             return result
         losses = None
         of_samples = OutcomeColumns()
@@ -160,6 +172,7 @@ class LossObserver:
         input: torch.Tensor,
         target: torch.Tensor,
         ignored: int,
+        divisor: Divisor | None,
     ) -> None:
         """Write a loss that training computes.
 
@@ -169,6 +182,7 @@ class LossObserver:
             input: the model's outputs.
             target: their targets.
             ignored: the label of elements that the loss leaves out.
+            divisor: what the function has divided by; see `divisor_of`.
         """
         self.session.write(
             TrainingLoss(
@@ -177,6 +191,8 @@ class LossObserver:
                 value=value,
                 micro_batch=self.session.micro_batch,
                 means=means_of_outputs(function, input.detach(), target.detach(), ignored),
+                divided_by=None if divisor is None else divisor.kind,
+                divisor=None if divisor is None else divisor.value,
             )
         )
 
@@ -213,7 +229,7 @@ class LossObserver:
 
 
 def ignored_label(named: Mapping[str, object]) -> int:
-    """Return the label of elements that a loss leaves out, from the options passed by name."""
+    """Return the label of elements that a loss leaves out, from the options by name."""
     label = named.get("ignore_index")
     return label if isinstance(label, int) else IGNORED
 
@@ -221,6 +237,28 @@ def ignored_label(named: Mapping[str, object]) -> int:
 def has_ignored_elements(target: torch.Tensor, ignored: int) -> bool:
     """Whether a target has labels of classes, and some of them are the ignored label."""
     return not target.is_floating_point() and bool((target == ignored).any())
+
+
+def divisor_of(
+    function: str, target: torch.Tensor, options: Mapping[str, object]
+) -> Divisor | None:
+    """Return what a loss function has divided by; None if it has not computed a mean.
+
+    Args:
+        function: the name of the loss function.
+        target: [samples, ...].
+        options: the function's arguments by name. Those with default values may be missing.
+    """
+    has_old_options = options.get("size_average") is not None or options.get("reduce") is not None
+    if has_old_options or options.get("reduction", "mean") != "mean":
+        return None
+    if function not in CLASS_LOSSES or target.is_floating_point():
+        return Divisor("elements", target.numel())
+    labels = target[target != ignored_label(options)]
+    weight = options.get("weight")
+    if isinstance(weight, torch.Tensor):
+        return Divisor("weights", float(weight.detach().double()[labels].sum()))
+    return Divisor("labels", labels.numel())
 
 
 def behaves_differently_in_training(module: nn.Module) -> bool:

@@ -5,7 +5,8 @@ zero by chance, because a loss can be flat there. So the check takes a position 
 unused only if its gradient is zero in all batches.
 
 It writes `UnusedRows` for each recorded micro-batch, and `MissingRows` if all calls of the model
-together get fewer samples than the batch has.
+together get fewer samples than the batch has. It also writes `RowGradients`, which tell how much
+each sample counts in the loss.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch.utils import _pytree as tree
 from common.data.loader import Loader
 from common.data.samples import BatchesWithWork
 from common.run import Run
-from common.tools.prove.records.instrument_records import MissingRows, UnusedRows
+from common.tools.prove.records.instrument_records import MissingRows, RowGradients, UnusedRows
 from common.tools.prove.session import Session
 
 
@@ -38,8 +39,11 @@ class RowObserver:
         self.sample_count = 0  # the number of samples in the current batch
         # How many of them the model got so far. None: no input had rows like those of the batch.
         self.rows_in_model: int | None = None
-        # Whether each row of the output has a gradient that is not zero: bool [sample_count], on
-        # the host. None: no gradient was seen yet.
+        # The squared norm of the gradient of each row of the output: float64 [sample_count], on the
+        # host. None: no gradient was seen yet.
+        self.row_squares: torch.Tensor | None = None
+        # Whether each of these gradients is not zero: bool [sample_count], on the host. (The square
+        # of a tiny value is zero.)
         self.used_rows: torch.Tensor | None = None
 
     def __deepcopy__(self, memo: object) -> "RowObserver":
@@ -71,6 +75,7 @@ class RowObserver:
             ]
             self.sample_count = work.samples
             self.rows_in_model = None
+            self.row_squares = None
             self.used_rows = None
             yield batch, work
         self.batch_tensors = []
@@ -117,21 +122,25 @@ class RowObserver:
         for tensor in tree.tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.ndim:
                 if len(tensor) == self.sample_count:
-                    tensor.register_hook(self.note_used_rows)
+                    tensor.register_hook(self.note_gradient)
                 return
 
-    def note_used_rows(self, gradient: torch.Tensor) -> None:
-        """Remember which rows of the output have a gradient that is not zero.
+    def note_gradient(self, gradient: torch.Tensor) -> None:
+        """Remember the norm of each row's gradient, and which rows have one that is not zero.
 
         Torch calls this once for each forward pass of the model, which may be several for a batch.
 
         Args:
             gradient: the gradient of the output, [sample_count, ...].
         """
-        is_used = (gradient.reshape(len(gradient), -1) != 0).any(1).cpu()
-        if self.used_rows is not None:
+        rows = gradient.reshape(len(gradient), -1)
+        is_used = (rows != 0).any(1).cpu()
+        squares = rows.cpu().double().square().sum(1)
+        if self.used_rows is not None and self.row_squares is not None:
             is_used |= self.used_rows
+            squares += self.row_squares
         self.used_rows = is_used
+        self.row_squares = squares
 
     def around_record(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
@@ -150,5 +159,13 @@ class RowObserver:
             unused = (~self.used_rows).nonzero().flatten().tolist()
             self.session.write(
                 UnusedRows(step=self.session.step, samples=self.sample_count, unused=unused)
+            )
+        if self.row_squares is not None:
+            self.session.write(
+                RowGradients(
+                    step=self.session.step,
+                    micro_batch=self.session.micro_batch,
+                    norms=self.row_squares.sqrt().tolist(),
+                )
             )
         original(run, *positional, **named)

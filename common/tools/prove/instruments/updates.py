@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn import utils
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
@@ -37,6 +38,7 @@ def install(session: Session) -> None:
     observer = UpdateObserver(session)
     session.wrap(Run, "start", observer.around_start)
     session.wrap(Run, "clip_grad_norm_", observer.around_clip_grad_norm)
+    session.wrap(utils, "clip_grad_norm_", observer.around_clip_of_torch)
     session.wrap(TrainingLoop, "end_update", observer.around_end_update)
     register_optimizer_step_pre_hook(observer.before_optimizer_step)
 
@@ -49,8 +51,9 @@ class UpdateObserver:
         self.has_started = False
         # The number of each optimizer, in order of first use, by its id.
         self.optimizer_numbers: dict[int, int] = {}
-        # Norms of gradients before clipping, by the id of the optimizer, until its next step.
-        self.unclipped_norms: dict[int, float] = {}
+        # Squared norms of gradients before clipping, by the id of the parameter, until the next
+        # step of its optimizer.
+        self.unclipped_squares: dict[int, float] = {}
 
     def around_start(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
@@ -75,9 +78,27 @@ class UpdateObserver:
 
         Clipping makes large norms equal, which would hide gradients of the wrong size.
         """
-        bare = bare_optimizer(optimizer)
-        self.unclipped_norms[id(bare)] = gradient_norm(bare)
+        for parameter in parameters_of(bare_optimizer(optimizer)):
+            self.unclipped_squares[id(parameter)] = squared_gradient(parameter)
         original(run, model, optimizer)
+
+    def around_clip_of_torch(
+        self,
+        original: Callable[..., torch.Tensor],
+        parameters: torch.Tensor | Iterable[torch.Tensor],
+        *positional: object,
+        **named: object,
+    ) -> torch.Tensor:
+        """Remember the norm of the gradients before torch's own function clips them.
+
+        Gradients that are clipped before the end of an update are left out.
+        """
+        listed = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
+        run = self.session.run
+        if run is not None and run.accelerator.sync_gradients:
+            for parameter in listed:
+                self.unclipped_squares[id(parameter)] = squared_gradient(parameter)
+        return original(listed, *positional, **named)
 
     def before_optimizer_step(
         self, optimizer: Optimizer, positional: object, named: object
@@ -86,12 +107,15 @@ class UpdateObserver:
         if not self.has_started:
             return
         number = self.optimizer_numbers.setdefault(id(optimizer), len(self.optimizer_numbers))
-        norm = self.unclipped_norms.pop(id(optimizer), None)
+        squares = 0.0
+        for parameter in parameters_of(optimizer):
+            unclipped = self.unclipped_squares.pop(id(parameter), None)
+            squares += squared_gradient(parameter) if unclipped is None else unclipped
         self.session.write(
             OptimizerStep(
                 step=self.session.step,
                 optimizer=number,
-                gradient_norm=gradient_norm(optimizer) if norm is None else norm,
+                gradient_norm=math.sqrt(squares),
                 learning_rates=[float(group["lr"]) for group in optimizer.param_groups],
             )
         )
@@ -128,14 +152,19 @@ def copy_on_host(tensor: torch.Tensor) -> torch.Tensor:
     return values.cpu().contiguous().clone()
 
 
-def gradient_norm(optimizer: Optimizer) -> float:
-    """Return the L2 norm of all gradients of an optimizer's parameters, in float64."""
-    squares = 0.0
+def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    """Return the parameters of all groups of an optimizer."""
+    parameters = []
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                squares += float(copy_on_host(parameter.grad).double().square().sum())
-    return math.sqrt(squares)
+        parameters += group["params"]
+    return parameters
+
+
+def squared_gradient(parameter: torch.Tensor) -> float:
+    """Return the squared L2 norm of a parameter's gradient, in float64; 0 without a gradient."""
+    if parameter.grad is None:
+        return 0.0
+    return float(copy_on_host(parameter.grad).double().square().sum())
 
 
 def batch_norms_in(networks: Iterable[nn.Module]) -> list[str]:

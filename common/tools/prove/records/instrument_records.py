@@ -39,7 +39,34 @@ class OptimizerStep(InstrumentRecord):
     learning_rates: list[float]  # one for each parameter group
 
 
+class GradientChange(InstrumentRecord):
+    """Gradients have changed between two micro-batches of an update, outside of a backward pass."""
+
+    record_type: Literal["gradient_change"] = "gradient_change"
+    micro_batch: int  # the number of the micro-batch within the update, after which they changed
+    norm_before: float  # the L2 norm of all gradients
+    norm_after: float
+    # The line of the user's code that clipped them; an empty file if no known function did.
+    file: str
+    line: int
+
+
+class OwnDraw(InstrumentRecord):
+    """The loop has drawn random numbers from a generator of its own."""
+
+    record_type: Literal["own_draw"] = "own_draw"
+    operation: str  # of torch, such as "randn"
+
+
 # Losses and evaluations
+
+
+# What a loss function of torch divides the sum of its elements by, if its result is their mean.
+DivisorKind = Literal[
+    "weights",  # the sum of the weights of the labels' classes
+    "labels",  # the number of labels that are not ignored
+    "elements",  # the number of elements
+]
 
 
 class TrainingLoss(InstrumentRecord):
@@ -51,6 +78,9 @@ class TrainingLoss(InstrumentRecord):
     micro_batch: int  # the number of the micro-batch within the update
     # Metrics that follow from the outputs: accuracy and error, or mse and mae.
     means: dict[str, float] = {}
+    # What the function has divided by, and its value; None if the result is not such a mean.
+    divided_by: DivisorKind | None = None
+    divisor: float | None = None
 
 
 class OutcomeColumns(ObservedRecord):
@@ -100,6 +130,14 @@ class UnusedRows(InstrumentRecord):
     record_type: Literal["unused_rows"] = "unused_rows"
     samples: int  # the size of the micro-batch
     unused: list[int]  # positions in the micro-batch
+
+
+class RowGradients(InstrumentRecord):
+    """The gradients of a micro-batch's loss with respect to the model's output, by sample."""
+
+    record_type: Literal["row_gradients"] = "row_gradients"
+    micro_batch: int  # the number of the micro-batch within the update
+    norms: list[float]  # the L2 norm for each sample, in the order of the micro-batch
 
 
 class MissingRows(InstrumentRecord):

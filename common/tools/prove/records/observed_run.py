@@ -14,6 +14,7 @@ from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import (
     EvaluatedRows,
     EvaluationLoss,
+    GradientChange,
     GrowingContainer,
     GrowingGraph,
     GrowingTensors,
@@ -22,6 +23,8 @@ from common.tools.prove.records.instrument_records import (
     MissingRows,
     MixingModule,
     OptimizerStep,
+    OwnDraw,
+    RowGradients,
     SampleMixing,
     TrainingLoss,
     TrainingMode,
@@ -54,10 +57,13 @@ AnyObservedRecord = (
     | SampleMixing
     | MixingModule
     | OptimizerStep
+    | GradientChange
+    | OwnDraw
     | TrainingLoss
     | EvaluationLoss
     | TrainingMode
     | UnusedRows
+    | RowGradients
     | MissingRows
     | EvaluatedRows
     | LogInterval
