@@ -56,7 +56,8 @@ class CorrectProof(TypedDict):
     edit: str
     recipe: str
     checks: list[str]  # the checks that have to pass
-    failed: list[str]  # those of them that did not
+    skipped: list[str]  # the checks that have to find that they do not apply
+    failed: list[str]  # those of both that did not
     causes: list[str]
     seconds: float
 
@@ -152,8 +153,9 @@ def prove_broken(broken: Broken) -> BrokenProof:
 
 def prove_correct(correct: Correct) -> CorrectProof:
     """Run the proof that a correct copy has to pass."""
-    results, seconds = prove(correct, correct.checks)
+    results, seconds = prove(correct, [*correct.checks, *correct.skipped])
     failed = [name for name in correct.checks if results[name].passed is not True]
+    failed += [name for name in correct.skipped if results[name].passed is not None]
     causes: list[str] = []
     for name in failed:
         causes += results[name].causes
@@ -161,6 +163,7 @@ def prove_correct(correct: Correct) -> CorrectProof:
         edit=correct.name,
         recipe=correct.recipe,
         checks=[*correct.checks],
+        skipped=[*correct.skipped],
         failed=failed,
         causes=causes,
         seconds=seconds,
@@ -204,13 +207,20 @@ def markdown(proofs: Sequence[BrokenProof], correct_proofs: Sequence[CorrectProo
     if correct_proofs:
         correct_rows = [["correct edit", "copy of", "checks that pass"]]
         for correct_proof in correct_proofs:
-            passed = [
-                name for name in correct_proof["checks"] if name not in correct_proof["failed"]
-            ]
-            listed = ", ".join(f"`{name}`" for name in passed) or "**none**"
-            correct_rows.append([correct_proof["edit"], f"`{correct_proof['recipe']}.py`", listed])
+            recipe = f"`{correct_proof['recipe']}.py`"
+            correct_rows.append([correct_proof["edit"], recipe, results_in_words(correct_proof)])
         lines += ["", *markdown_table(correct_rows, "lll")]
     return "\n".join(lines)
+
+
+def results_in_words(proof: CorrectProof) -> str:
+    """Return the checks that pass as they have to, and those that do not apply."""
+    passed = [f"`{name}`" for name in proof["checks"] if name not in proof["failed"]]
+    skipped = [f"`{name}`" for name in proof["skipped"] if name not in proof["failed"]]
+    words = ", ".join(passed) or "**none**"
+    if skipped:
+        words += f" ({', '.join(skipped)} does not apply)"
+    return words
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.harness.edited_copies import (
+    BACKWARD,
     CHARACTER_MODEL,
+    CLIP,
     DENOISER,
     DROPOUT,
     EVALUATION,
@@ -14,6 +16,7 @@ from benchmarks.harness.edited_copies import (
     IMPORT_TIME,
     KEEP,
     LOOP,
+    LOSS,
     MLP,
     OBJECTIVE,
     OWN_DATASET,
@@ -737,6 +740,81 @@ OBJECTIVE = """,
         check="waits",
         words=("scheduler.step(loss.detach())",),
         passes="resumes",
+    ),
+    Broken(
+        "loss divided by the sum of class weights",
+        MLP,
+        (
+            (
+                LOSS,
+                "    weight = torch.arange(1, logits.shape[-1] + 1).to(logits) ** 2 / 10\n"
+                '    return F.cross_entropy(logits, batch["labels"], weight=weight), logits\n',
+            ),
+        ),
+        check="accumulation",
+        words=("cross_entropy divides the loss by the sum of the weights of its labels",),
+    ),
+    Broken(
+        "loss divided by the number of labels that are not ignored",
+        MLP,
+        (
+            (
+                LOSS,
+                '    labels = batch["labels"].where(batch["labels"] > 5, -100)\n'
+                "    return F.cross_entropy(logits, labels), logits\n",
+            ),
+        ),
+        check="accumulation",
+        words=("cross_entropy divides the loss by the number of labels that it does not ignore",),
+    ),
+    Broken(
+        "loss divided by the sum of weights of its own",
+        MLP,
+        (
+            (
+                LOSS,
+                '    losses = F.cross_entropy(logits, batch["labels"], reduction="none")\n'
+                '    weights = 1.0 + batch["labels"].float()\n'
+                "    return (losses * weights).sum() / weights.sum(), logits\n",
+            ),
+        ),
+        check="accumulation",
+        words=("times as much as in one batch", "such as a sum of weights or a number of tokens"),
+    ),
+    Broken(
+        "gradients clipped in each micro-batch",
+        MLP,
+        (
+            (
+                CLIP,
+                "                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n",
+            ),
+        ),
+        check="accumulation",
+        words=("clips the gradients", "before the accumulation ends", "clip_grad_norm_(model.par"),
+    ),
+    Broken(
+        "loss divided twice by the number of micro-batches",
+        MLP,
+        ((BACKWARD, BACKWARD.replace("loss", "loss / config.gradient_accumulation_steps")),),
+        check="processes",
+        words=("on one process already", "divided twice by the number of micro-batches"),
+    ),
+    Broken(
+        "classes numbered in the order of a set",
+        OWN_DATASET,
+        (
+            (
+                "        self.labels = labels[chosen]\n",
+                "        names = set(map(str, labels))\n"
+                "        numbers = {name: number for number, name in enumerate(names)}\n"
+                "        chosen_names = map(str, labels[chosen])\n"
+                "        self.labels = np.array([numbers[name] for name in chosen_names])\n",
+            ),
+        ),
+        check="processes",
+        words=("the contents of a training batch", "although its samples are the same"),
+        flags=SMALL_WITHOUT_WORKERS,
     ),
 )
 BY_DEFAULT = 5  # the number of copies that CI tests by default

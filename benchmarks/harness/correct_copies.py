@@ -22,6 +22,7 @@ class Correct(EditedCopy):
     """A correct copy of a recipe."""
 
     checks: tuple[str, ...]  # the checks that the edits concern, all of which must pass
+    skipped: tuple[str, ...] = ()  # checks that must find that they do not apply
 
 
 CORRECT: tuple[Correct, ...] = (
@@ -124,6 +125,22 @@ CORRECT: tuple[Correct, ...] = (
             ),
         ),
         checks=("memory", "waits", "resumes"),
+    ),
+    Correct(
+        "noise of a generator that each update seeds",
+        MLP,
+        (
+            (
+                FORWARD,
+                "                noise_seed = config.seed * 1000003 + run.progress.global_step\n"
+                "                generator = torch.Generator().manual_seed(noise_seed)\n"
+                '                noise = torch.randn(batch["images"].shape, generator=generator)\n'
+                '                noisy = batch["images"] + 0.01 * noise.to(batch["images"])\n'
+                '                loss, logits = compute_loss(model, {**batch, "images": noisy})\n',
+            ),
+        ),
+        checks=("processes",),
+        skipped=("accumulation",),
     ),
 )
 

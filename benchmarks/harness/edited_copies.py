@@ -16,6 +16,12 @@ CHARACTER_MODEL = "examples/character_model"
 # Texts of the recipes that edits replace.
 LOOP = "        for batch in run.batches(train_loader):\n"
 FORWARD = "                loss, logits = compute_loss(model, batch)\n"
+LOSS = '    return F.cross_entropy(logits, batch["labels"]), logits\n'
+BACKWARD = "                accelerator.backward(loss)\n"
+CLIP = (
+    "                if accelerator.sync_gradients:\n"
+    "                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device\n"
+)
 RECORD = "            run.record(loss, metrics(logits, batch))\n"
 PREPARE = "        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)\n"
 KEEP = (

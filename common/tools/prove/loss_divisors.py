@@ -59,15 +59,19 @@ def cause_of_divisor(pair: RunPair) -> Cause | None:
     for update in range(1, UPDATES + 1):
         shares = shares_of_micro_batches(pair, update)
         if shares is None:
-            return cause_without_shares(pair)
+            return cause_without_shares(pair, update)
         if not is_constant(shares):
             return cause_of_shares(pair, update, shares)
     return None
 
 
-def cause_without_shares(pair: RunPair) -> Cause | None:
-    """Return the cause of divisors that differ, if the samples' gradients do not tell."""
-    for update in range(1, UPDATES + 1):
+def cause_without_shares(pair: RunPair, first_update: int) -> Cause | None:
+    """Return the cause of divisors that differ, from those that torch used, or None.
+
+    Args:
+        first_update: the first update in which the samples' gradients do not tell.
+    """
+    for update in range(first_update, UPDATES + 1):
         known = differing_divisors(pair.variant, update)
         if known is not None:
             return Cause(sentence_about(known, update), ADVICE)

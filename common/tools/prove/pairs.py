@@ -117,9 +117,10 @@ def cause_of_contents(pair: RunPair) -> Cause | None:
 
 def batch_contents(run: ObservedRun) -> dict[tuple[int, tuple[int, ...]], tuple[int, str]]:
     """Return the update and the digest of each training batch, by its epoch and its samples."""
-    contents = {}
+    contents: dict[tuple[int, tuple[int, ...]], tuple[int, str]] = {}
     for _, record in run.all(MicroBatch):
-        contents[record.epoch, tuple(record.samples)] = (record.step, record.batch)
+        key = (record.epoch, tuple(record.samples))
+        contents.setdefault(key, (record.step, record.batch))
     return contents
 
 

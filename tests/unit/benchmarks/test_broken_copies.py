@@ -88,12 +88,27 @@ def test_table_of_correct_copies_has_the_checks_that_pass(failed: list[str], cel
         edit="a bounded list",
         recipe="recipes/mnist_mlp",
         checks=["memory", "waits"],
+        skipped=[],
         failed=failed,
         causes=[],
         seconds=1.0,
     )
     (*_, row) = markdown([], [correct]).splitlines()
     assert row == f"| a bounded list | `recipes/mnist_mlp.py` | {cell} |"
+
+
+def test_table_of_correct_copies_has_the_checks_that_do_not_apply() -> None:
+    correct = CorrectProof(
+        edit="noise",
+        recipe="recipes/mnist_mlp",
+        checks=["processes"],
+        skipped=["accumulation"],
+        failed=[],
+        causes=[],
+        seconds=1.0,
+    )
+    (*_, row) = markdown([], [correct]).splitlines()
+    assert row.endswith("| `processes` (`accumulation` does not apply) |")
 
 
 def test_page_has_the_measured_table(

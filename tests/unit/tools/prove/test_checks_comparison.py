@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,14 @@ from common.tools.prove.comparison import UpdateLayout, updates_of
 from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LATER_WEIGHTS
 from common.tools.prove.pairs import RunPair
 from common.tools.prove.records.base import ObservedRecord
-from common.tools.prove.records.instrument_records import MixingModule, SampleMixing
+from common.tools.prove.records.instrument_records import (
+    GradientChange,
+    MixingModule,
+    OwnDraw,
+    SampleMixing,
+)
 from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.records.run_records import MicroBatch
 from tests.unit.tools.prove.made_up_records import (
     evaluated,
     micro_batch,
@@ -346,6 +353,81 @@ def test_draws_for_each_micro_batch_are_reported(way: UpdateLayout, tmp_path: Pa
     assert verdict.passed is None
     assert "draws random numbers" in verdict.compared
     assert "generator torch" in verdict.compared
+
+
+def with_record(pair: RunPair, record: ObservedRecord) -> RunPair:
+    """Return a pair whose variant has one more record."""
+    variant = pair.variant
+    records = [*variant.processes[0].records, record]
+    others = [process.records for process in variant.processes[1:]]
+    changed = run_with(records, *others, directory=variant.directory)
+    return replace(pair, variant=changed)
+
+
+@EACH_WAY
+def test_draws_from_a_generator_of_the_loop_are_reported(way: UpdateLayout, tmp_path: Path) -> None:
+    pair = pair_of(way, tmp_path, losses=(9.0, 9.0, 9.0))
+    verdict = VERDICTS[way](with_record(pair, OwnDraw(step=0, operation="randn")))
+    assert verdict.passed is None
+    assert "(generator that it passes to randn)" in verdict.compared
+
+
+def test_gradients_that_change_before_the_end_of_an_update_are_named(tmp_path: Path) -> None:
+    change = GradientChange(step=0, micro_batch=0, norm_before=2.0, norm_after=0.0, file="", line=0)
+    verdict = accumulation.verdict_of(
+        with_record(pair_of(DIVIDED, tmp_path, losses=(3.0, 2.0, 1.1)), change)
+    )
+    assert "the gradients are cleared between micro-batches 1 and 2" in verdict.causes[0]
+
+
+@EACH_WAY
+def test_gradients_that_differ_by_more_than_rounding_are_not_said_to_agree(
+    way: UpdateLayout, tmp_path: Path
+) -> None:
+    """They are within the tolerance, but the loss is the likelier cause."""
+    pair = pair_of(way, tmp_path, losses=(3.0, 2.1, 1.0), norms=(0.504, 0.4, 0.3))
+    (cause,) = VERDICTS[way](pair).causes
+    assert (
+        "after gradients whose norms differed by up to 0.80%, which is more than rounding" in cause
+    )
+
+
+def test_other_contents_of_the_same_samples_are_named(tmp_path: Path) -> None:
+    """The loss differs as well, but for this reason."""
+    pair = pair_of(DISTRIBUTED, tmp_path, losses=(9.0, 2.0, 1.0))
+    ranks = []
+    for process in pair.variant.processes:
+        records: list[ObservedRecord] = []
+        for record in process.records:
+            is_batch = isinstance(record, MicroBatch)
+            records.append(record.model_copy(update={"batch": "c"}) if is_batch else record)
+        ranks.append(records)
+    variant = run_with(*ranks, directory=pair.variant.directory)
+    (cause,) = processes.verdict_of(replace(pair, variant=variant)).causes
+    assert "the contents of a training batch of update 1 differ between 1 × 4 on 2" in cause
+
+
+@pytest.mark.parametrize("is_whole_wrong", [True, False])
+def test_processes_leave_a_mistake_to_accumulation(
+    is_whole_wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If one process already makes other updates with micro-batches, two are not to blame."""
+    norms_of_whole = (1.0, 0.8, 0.6) if is_whole_wrong else (0.5, 0.4, 0.3)
+    runs = {
+        WHOLE: run_with_layout(WHOLE, tmp_path, norms=norms_of_whole),
+        DIVIDED: run_with_layout(DIVIDED, tmp_path),
+        DISTRIBUTED: run_with_layout(DISTRIBUTED, tmp_path, norms=(1.0, 0.8, 0.6)),
+    }
+    monkeypatch.setattr(processes, "run_with_layout", lambda bench, name, way, **options: runs[way])
+    bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
+    verdict = processes.judge_processes(bench)
+    assert verdict.passed is False
+    (cause,) = verdict.causes
+    if is_whole_wrong:
+        assert cause.startswith("on one process already, as the check `accumulation` compares it")
+        assert "the loss is divided twice by the number of micro-batches" in cause
+    else:
+        assert "the gradients of the processes are added up" in cause
 
 
 def test_updates_made_again_count_once(tmp_path: Path) -> None:
