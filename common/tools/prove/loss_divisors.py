@@ -43,7 +43,7 @@ class KnownDivisors:
     """What a loss function of torch has divided by in each micro-batch of an update."""
 
     function: str
-    kind: DivisorKind
+    divided_by: DivisorKind
     values: tuple[float, ...]  # one for each micro-batch, in order
 
 
@@ -101,7 +101,7 @@ def cause_of_shares(pair: RunPair, update: int, shares: Sequence[float]) -> Caus
 def sentence_about(known: KnownDivisors, update: int) -> str:
     """Return a sentence that a function of torch divides by numbers that differ."""
     return (
-        f"{known.function} divides the loss by {DIVISOR_IN_WORDS[known.kind]}, which is "
+        f"{known.function} divides the loss by {DIVISOR_IN_WORDS[known.divided_by]}, which is "
         f"{in_words(known.values)} in the micro-batches of update {update}"
     )
 
@@ -177,12 +177,14 @@ def differing_divisors(run: ObservedRun, update: int) -> KnownDivisors | None:
     A micro-batch may compute several losses, which are told apart by the order of the calls.
     """
     for losses in zip(*losses_of_micro_batches(run, update), strict=False):
-        kind = losses[0].divided_by
-        divisors = [loss.divisor for loss in losses if loss.divided_by == kind]
+        divided_by = losses[0].divided_by
+        if divided_by is None:
+            continue
+        divisors = [loss.divisor for loss in losses if loss.divided_by == divided_by]
         values = tuple(value for value in divisors if value is not None)
-        is_known = kind is not None and len(values) == len(losses) and min(values) > 0
-        if kind is not None and is_known and not is_constant(values):
-            return KnownDivisors(losses[0].function, kind, values)
+        is_known = len(values) == len(losses) and min(values) > 0
+        if is_known and not is_constant(values):
+            return KnownDivisors(losses[0].function, divided_by, values)
     return None
 
 

@@ -67,7 +67,7 @@ class CurrentBatch:
 class Divisor:
     """The number by which a loss function has divided the sum of its elements."""
 
-    kind: DivisorKind
+    divided_by: DivisorKind
     value: float
 
 
@@ -191,7 +191,7 @@ class LossObserver:
                 value=value,
                 micro_batch=self.session.micro_batch,
                 means=means_of_outputs(function, input.detach(), target.detach(), ignored),
-                divided_by=None if divisor is None else divisor.kind,
+                divided_by=None if divisor is None else divisor.divided_by,
                 divisor=None if divisor is None else divisor.value,
             )
         )
