@@ -13,6 +13,10 @@ variant adds to them. The first variant is the one to compare with.
 A plan may also have "edits", for ideas that no flag expresses. They state, for a variant, texts of
 the recipe and their replacements in a copy; `benchmarks/suites/cifar10_ablation.py` has examples.
 
+A plan may state the figure of a run that is compared, as "figure"; the default is the objective on
+validation data. Figures of test data describe the variants, but must not choose one. A plan may
+also have a "baseline", a folder of finished runs, which stand for those of the first variant.
+
 Each variant is trained with each seed. The seeds take turns, so that a change of the machine's
 speed affects all variants alike. The file of results is written after each run. It may be the plan
 of a later call, which continues with the missing runs.
@@ -22,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import subprocess
 import sys
@@ -76,48 +81,97 @@ def children_seconds() -> float:
     return times.children_user + times.children_system
 
 
-def figure_of(run: dict[str, Any], objective: str) -> float:
-    """Return the objective on validation data, in percent.
+def published_runs(folder: Path) -> list[dict[str, Any]]:
+    """Return the seeds and figures of finished runs, which are the folders `seed-N` of a folder.
 
-    Ideas must not be judged by test data, so a run without a figure of validation ends the script.
+    Raises:
+        SystemExit: the folder has no such run.
     """
-    name = f"val/{objective}"
-    if name not in run["summary"]:
+    from common.run_directory.record_files import read_record
+    from common.run_directory.records import Summary
+
+    runs = []
+    for directory in sorted(folder.glob("seed-*")):
+        summary = read_record(directory / "summary.json", Summary)
+        seed = int(directory.name.removeprefix("seed-"))
+        runs.append({"seed": seed, "summary": summary.figures})
+    if not runs:
+        raise SystemExit(f"error: the plan's baseline {folder} has no folder seed-N")
+    return runs
+
+
+def figure_of(run: dict[str, Any], name: str) -> float:
+    """Return a figure of a run, in percent.
+
+    Raises:
+        SystemExit: the run has no such figure.
+    """
+    if name in run["summary"]:
+        return 100 * float(run["summary"][name])
+    if name.startswith("val/"):
         raise SystemExit(
-            f"a run has no {name}, and test data must not judge: add --validation-share 0.1 to the "
-            "plan's flags, and let --eval-every be no longer than the run"
+            f"a run has no {name}, and test data must not choose: add --validation-share 0.1 to "
+            "the plan's flags, and let --eval-every be no longer than the run"
         )
-    return 100 * float(run["summary"][name])
+    raise SystemExit(f"a run has no {name}: change the plan's figure")
 
 
-def as_markdown(plan: dict[str, Any], objective: str) -> str:
+def as_markdown(plan: dict[str, Any], name: str) -> str:
     """Return a table of the variants: mean figures, and what each differs by from the first.
 
-    All figures are percentages. The CPU time is that of all cores.
+    All figures are percentages. The CPU time is that of all cores; it is unknown for runs of a
+    baseline.
+
+    Args:
+        name: the figure's name in the summaries, such as "val/accuracy".
     """
     from benchmarks.harness.text_tables import markdown_table
 
     reference = next(iter(plan["variants"]))
-    reference_mean = mean(figure_of(run, objective) for run in plan["runs"][reference])
-    rows = [["variant", f"val/{objective}", "difference", "deviation", "seeds", "CPU seconds"]]
+    reference_mean = mean(figure_of(run, name) for run in plan["runs"][reference])
+    rows = [["variant", name, "difference", "deviation", "seeds", "CPU seconds"]]
     for variant, runs in plan["runs"].items():
-        figures = [figure_of(run, objective) for run in runs]
+        figures = [figure_of(run, name) for run in runs]
         if not figures:
             continue
         difference = mean(figures) - reference_mean
-        deviation = f"{stdev(figures):.2f}" if len(figures) > 1 else "–"
-        cpu_seconds = mean(run["cpu_seconds"] for run in runs)
+        cpu_seconds = [run["cpu_seconds"] for run in runs if "cpu_seconds" in run]
         rows.append(
             [
                 variant,
                 f"{mean(figures):.2f} %",
                 "–" if variant == reference else f"{difference:+.2f}",
-                deviation,
+                f"{stdev(figures):.2f}" if len(figures) > 1 else "–",
                 str(len(runs)),
-                f"{cpu_seconds:.0f}",
+                f"{mean(cpu_seconds):.0f}" if cpu_seconds else "–",
             ]
         )
     return "\n".join(markdown_table(rows, "lrrrrr"))
+
+
+def chance_in_words(plan: dict[str, Any], name: str) -> str | None:
+    """Return by how much single runs would differ from the first variant by chance.
+
+    The limit is Student's, for a single further run. It is widened for the number of variants, so
+    that 95 % of experiments without any effect have no difference beyond it (Bonferroni). The
+    result is None unless the first variant has several seeds and each other variant has one.
+    """
+    from common.tools.statistics.samples import Sample, simultaneous_confidence
+    from common.tools.statistics.student import quantile
+
+    reference, *others = plan["variants"]
+    variants = [variant for variant in others if plan["runs"].get(variant)]
+    sample = Sample.of([figure_of(run, name) for run in plan["runs"][reference]])
+    has_single_runs = all(len(plan["runs"][variant]) == 1 for variant in variants)
+    if not variants or not has_single_runs or not sample.deviation:
+        return None
+    confidence = simultaneous_confidence(len(variants))
+    limit = quantile(0.5 + confidence / 2, sample.count - 1)
+    margin = limit * sample.deviation * math.sqrt(1 + 1 / sample.count)
+    return (
+        f"If none of the {len(variants)} variants had an effect, all their differences would be "
+        f"within ± {margin:.2f} points in 95 % of experiments."
+    )
 
 
 def main() -> None:
@@ -131,8 +185,11 @@ def main() -> None:
 
     plan = json.loads(arguments.plan.read_text(encoding="utf-8"))
     recipe = REPOSITORY / "recipes" / f"{plan['recipe']}.py"
-    objective = objective_name(recipe)
+    name = plan.get("figure", f"val/{objective_name(recipe)}")
     plan.setdefault("runs", {variant: [] for variant in plan["variants"]})
+    if "baseline" in plan:
+        reference = next(iter(plan["variants"]))
+        plan["runs"][reference] = published_runs(REPOSITORY / plan["baseline"])
     plan["machine"] = describe_machine()
     for seed in plan["seeds"]:
         for variant, flags in plan["variants"].items():
@@ -141,11 +198,14 @@ def main() -> None:
                 continue
             with edited_recipe(recipe, plan.get("edits", {}).get(variant, {})) as path:
                 run = train(path, [*plan["flags"], *flags], seed)
-            figure = figure_of(run, objective)
+            figure = figure_of(run, name)
             runs.append(run)
             write_results(arguments.output, plan)
             print(f"seed {seed}, {variant}: {figure:.2f}", flush=True)
-    print(as_markdown(plan, objective))
+    print(as_markdown(plan, name))
+    chance = chance_in_words(plan, name)
+    if chance is not None:
+        print(f"\n{chance}")
 
 
 if __name__ == "__main__":

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.harness.edited_recipe import edited_once, edited_recipe, edited_text
 from benchmarks.harness.recipe_side import load_recipe
-from benchmarks.suites.cifar10_ablation import AS_IT_IS, make_plan
+from benchmarks.suites.cifar10_ablation import AS_IT_IS, make_plan, make_speedrun_plan
 from tests.launch import REPOSITORY
 
 RECIPE = REPOSITORY / "recipes" / "cifar10_fast.py"
 PLAN = make_plan("cifar10", 2, 0.1, [0])
+SPEEDRUN_PLAN = make_speedrun_plan("cifar10")
+VARIANTS = [
+    *(pytest.param(PLAN, variant, id=variant) for variant in PLAN["variants"]),
+    *(
+        pytest.param(SPEEDRUN_PLAN, variant, id=f"speedrun, {variant}")
+        for variant in SPEEDRUN_PLAN["variants"]
+    ),
+]
 
 
-@pytest.mark.parametrize("variant", PLAN["variants"])
-def test_variant_fits_the_recipe(variant: str) -> None:
+@pytest.mark.parametrize(("plan", "variant"), VARIANTS)
+def test_variant_fits_the_recipe(plan: dict[str, Any], variant: str) -> None:
     """Each variant's edits find their texts and leave a program, and its flags exist."""
     text = RECIPE.read_text()
-    edited = edited_text(text, PLAN["edits"].get(variant, {}))
+    edited = edited_text(text, plan["edits"].get(variant, {}))
     compile(edited, variant, "exec")
-    flags = PLAN["variants"][variant]
+    flags = plan["variants"][variant]
     assert (edited == text and not flags) == (variant == AS_IT_IS)
     names = {field.name for field in dataclasses.fields(load_recipe("cifar10_fast").Config)}
-    for flag in [*PLAN["flags"], *flags][::2]:
+    for flag in [*plan["flags"], *flags][::2]:
         assert flag.removeprefix("--").replace("-", "_") in names
 
 

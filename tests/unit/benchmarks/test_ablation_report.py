@@ -1,4 +1,4 @@
-"""The report of an ablation judges by validation data, or not at all."""
+"""The report of an ablation: it chooses by validation data, and describes by other figures."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from tests.launch import REPOSITORY
 PLAN = {"recipe": "mnist_mlp", "flags": [], "seeds": [0], "variants": {"as it is": []}}
 
 
-def ablate(monkeypatch: pytest.MonkeyPatch, folder: Path, summary: dict[str, float]) -> Path:
+def ablate(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    summary: dict[str, float],
+    plan_fields: dict[str, Any] = PLAN,
+) -> Path:
     """Run the ablation with a training that reaches these figures; return its file of results."""
 
     def train(recipe: Path, flags: list[str], seed: int) -> dict[str, Any]:
         return {"seed": seed, "cpu_seconds": 1.0, "summary": summary}
 
     plan = folder / "plan.json"
-    plan.write_text(json.dumps(PLAN))
+    plan.write_text(json.dumps(plan_fields))
     output = folder / "results.json"
     monkeypatch.setattr(ablation, "train", train)
     monkeypatch.setattr(sys, "argv", ["ablation.py", str(plan), "--output", str(output)])
@@ -52,7 +57,7 @@ def test_table_of_the_page_is_that_of_the_results() -> None:
     results = json.loads((folder / "results" / "cifar10-ablation.json").read_text())
     assert all(results["runs"][variant] for variant in results["variants"])
     page = (folder / "README.md").read_text()
-    assert ablation.as_markdown(results, "accuracy") in page
+    assert ablation.as_markdown(results, "val/accuracy") in page
 
 
 def test_differences_are_from_the_first_variant() -> None:
@@ -65,6 +70,43 @@ def test_differences_are_from_the_first_variant() -> None:
         ]
         for variant, values in accuracies.items()
     }
-    table = ablation.as_markdown({"variants": accuracies, "runs": runs}, "accuracy")
+    table = ablation.as_markdown({"variants": accuracies, "runs": runs}, "val/accuracy")
     assert "| as it is | 91.00 % | – | 1.41 | 2 | 3 |" in table
     assert "| no shifts | 86.00 % | -5.00 | 1.41 | 2 | 3 |" in table
+
+
+def test_published_runs_are_the_baseline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the other variants are trained, and a sentence says what chance explains."""
+    accuracies = (0.90, 0.91, 0.92)
+    for seed, accuracy in enumerate(accuracies):
+        run = tmp_path / "published" / f"seed-{seed}"
+        run.mkdir(parents=True)
+        (run / "summary.json").write_text(json.dumps({"test/accuracy": accuracy}))
+    plan = {
+        **PLAN,
+        "figure": "test/accuracy",
+        "baseline": str(tmp_path / "published"),
+        "variants": {"as it is": [], "no shifts": [], "no flips": []},
+    }
+    output = ablate(monkeypatch, tmp_path, {"test/accuracy": 0.85}, plan)
+    runs = json.loads(output.read_text())["runs"]
+    assert {variant: len(runs[variant]) for variant in runs} == {
+        "as it is": 3,
+        "no shifts": 1,
+        "no flips": 1,
+    }
+    text = capsys.readouterr().out
+    assert "| as it is | 91.00 % | – | 1.00 | 3 | – |" in text
+    assert "| no shifts | 85.00 % | -6.00 | – | 1 | 1 |" in text
+    # Student's t for 2 degrees of freedom and two variants: stats.t.ppf(1 - 0.05 / 4, 2) = 6.2053.
+    margin = 6.2053 * (1 + 1 / 3) ** 0.5
+    assert f"within ± {margin:.2f} points" in text
+
+
+def test_baseline_without_runs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A sentence names the folder."""
+    plan = {**PLAN, "figure": "test/accuracy", "baseline": str(tmp_path / "nothing")}
+    with pytest.raises(SystemExit, match=r"nothing has no folder seed-N"):
+        ablate(monkeypatch, tmp_path, {"test/accuracy": 0.85}, plan)
