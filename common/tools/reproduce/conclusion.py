@@ -31,8 +31,8 @@ class Conclusion:
     differences: list[FactDifference]  # the facts in which the runs differ
 
 
-def are_bits_equal(rows: RowsCompared, weights: WeightsCompared) -> bool:
-    """Return whether all rows and weights that could be compared are equal bit for bit.
+def are_bits_equal(rows: RowsCompared, weights: WeightsCompared, final: FinalCompared) -> bool:
+    """Return whether all rows, weights and final figures that could be compared are equal.
 
     There must be a row to compare, or equal weights if the log lines are at other updates. The new
     run must have all rows of the old one. Weights that a run lacks do not count.
@@ -40,7 +40,8 @@ def are_bits_equal(rows: RowsCompared, weights: WeightsCompared) -> bool:
     has_evidence = rows.rows > 0 or (bool(rows.left_out) and has_equal_weights(weights))
     are_rows_equal = rows.first is None and not rows.missing and has_evidence
     are_weights_equal = weights.first_differing is None and weights.exported_is_equal is not False
-    return are_rows_equal and are_weights_equal
+    are_final_figures_equal = final.largest is None or final.largest_difference == 0
+    return are_rows_equal and are_weights_equal and are_final_figures_equal
 
 
 def has_equal_weights(weights: WeightsCompared) -> bool:
@@ -62,7 +63,7 @@ def result_of(
     A run that was cut short lacks rows, and is not within the tolerance. A run with equal weights
     was not cut short.
     """
-    if are_bits_equal(rows, weights):
+    if are_bits_equal(rows, weights, final):
         return "equal bits"
     if any(difference.defines_experiment for difference in differences):
         return "another experiment"

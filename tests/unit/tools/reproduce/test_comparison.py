@@ -71,6 +71,17 @@ def test_runs_with_equal_weights_and_other_rows(first: ComparedRun, tmp_path: Pa
     assert "the recipe does something that its seed does not fix" in conclusion(first, others)[2]
 
 
+@pytest.mark.parametrize(("accuracy", "expected"), [(0.51, "within"), (0.9, "beyond")])
+def test_changed_summary_is_no_reproduction(
+    first: ComparedRun, tmp_path: Path, accuracy: float, expected: str
+) -> None:
+    """A figure that somebody edited in the summary alone is found, however small the change is."""
+    changed = write_run(tmp_path / "changed", accuracy=accuracy)
+    result, status, explanation = conclusion(changed, first)
+    assert (result, status) == (f"{expected} tolerance", UNEXPLAINED)
+    assert "all weights are equal, so the record of the old run was changed" in explanation
+
+
 @pytest.mark.parametrize(("weight", "expected"), [(1.0, "within"), (2.0, "beyond")])
 def test_missing_row(first: ComparedRun, tmp_path: Path, weight: float, expected: str) -> None:
     """A run with equal weights was not cut short."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from common.tools.statistics.samples import (
     simultaneous_confidence,
     welch_interval,
 )
+from common.tools.statistics.student import quantile
 
 # Runs of both groups, and the standard deviation of the second group where that of the first is 1.
 DESIGNS = [(2, 2, 1.0), (3, 3, 1.0), (3, 3, 3.0), (3, 5, 3.0), (5, 5, 1.0), (5, 5, 3.0)]
@@ -28,6 +30,9 @@ DESIGNS += [(10, 10, 1.0), (10, 20, 2.0)]
 # second group.
 EFFECTS = [(0.5, 1.0), (1.0, 1.0), (1.5, 1.0), (2.0, 1.0), (1.0, 2.0), (3.0, 2.0)]
 
+# Runs of both groups, and the correlation of the two runs that have the same seed.
+SHARED_SEEDS = [(3, 0.0), (3, 0.5), (3, 0.9), (5, 0.0), (5, 0.5), (5, 0.9), (10, 0.0), (10, 0.5)]
+SHARED_SEEDS += [(10, 0.9)]
 # Log lines of each of two runs, and the correlation of neighbouring lines.
 LINES = [(5, 0.5), (10, 0.0), (10, 0.5), (20, 0.5), (50, 0.0), (50, 0.5), (50, 0.8), (200, 0.5)]
 
@@ -81,6 +86,43 @@ def rate_of_any_error(
     return errors / repetitions
 
 
+@dataclass(frozen=True)
+class SharedSeedRates:
+    """How often two groups whose runs share seeds are called different, from 0 to 1."""
+
+    equal_by_welch: float  # the true means are equal
+    equal_by_pairs: float
+    different_by_welch: float  # they differ by two standard deviations
+    different_by_pairs: float
+
+
+def rates_with_shared_seeds(
+    generator: np.random.Generator, count: int, correlation: float, repetitions: int
+) -> SharedSeedRates:
+    """Return how often Welch's interval and that of the pairs' differences call groups different.
+
+    Args:
+        count: runs of each group.
+        correlation: that of two runs with the same seed.
+    """
+    rates: list[float] = []
+    for difference in (0.0, 2.0):
+        shared, first_noise, second_noise = generator.normal(0.0, 1.0, (3, repetitions, count))
+        own_part = math.sqrt(1 - correlation)
+        first = math.sqrt(correlation) * shared + own_part * first_noise
+        second = math.sqrt(correlation) * shared + own_part * second_noise + difference
+        by_welch = 0
+        for first_values, second_values in zip(first.tolist(), second.tolist(), strict=True):
+            interval = welch_interval(Sample.of(first_values), Sample.of(second_values), CONFIDENCE)
+            assert interval is not None
+            by_welch += interval.excludes_zero
+        pairs = second - first
+        errors = pairs.std(axis=1, ddof=1) / math.sqrt(count)
+        limit = quantile(0.5 + CONFIDENCE / 2, count - 1)
+        rates += [by_welch / repetitions, float((abs(pairs.mean(axis=1)) > limit * errors).mean())]
+    return SharedSeedRates(*rates)
+
+
 def coverage_of_lines(
     generator: np.random.Generator, lines: int, correlation: float, repetitions: int
 ) -> float:
@@ -132,6 +174,9 @@ def main() -> None:
     for groups in (3, 6):
         rate = rate_of_any_error(generator, groups, 5, repetitions)
         print(f"{groups} equal groups of 5: any pair called different {rate:.3f}")
+    for count, correlation in SHARED_SEEDS:
+        print(f"{count} seeds, correlation {correlation}:", end=" ")
+        print(rates_with_shared_seeds(generator, count, correlation, repetitions))
     for lines, correlation in LINES:
         covered = coverage_of_lines(generator, lines, correlation, repetitions)
         print(f"{lines} log lines, correlation {correlation}: covered {covered:.3f}")
