@@ -107,5 +107,6 @@ def verdict_as_json(verdict: GroupVerdict) -> dict[str, object]:
         "high": None if interval is None else interval.high,
         "confidence": None if interval is None else interval.confidence,
         "distinguishable": verdict.is_distinguishable,
-        "runs_needed": verdict.runs_needed,
+        "paired": verdict.contrast.is_paired,
+        "runs_needed": verdict.contrast.runs_needed,
     }

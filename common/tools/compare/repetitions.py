@@ -35,15 +35,20 @@ def sample_of_runs(comparison: Comparison, group: RunGroup, values: Values) -> S
 
 def sample_of_seeds(comparison: Comparison, group: RunGroup, values: Values) -> Sample:
     """Describe a figure of the trained models in a group. Each seed counts once."""
+    return Sample.of([*values_of_seeds(comparison, group, values).values()])
+
+
+def values_of_seeds(comparison: Comparison, group: RunGroup, values: Values) -> dict[str, float]:
+    """Return a figure of the trained models in a group, by seed. Unknown values are left out."""
     known: list[tuple[RunRecord, float]] = []
     for index in finished_indices(comparison, group):
         value = values[index]
         if value is not None and math.isfinite(value):
             known.append((comparison.runs[index], value))
-    return Sample.of(means_of_seeds(known))
+    return means_of_seeds(known)
 
 
-def means_of_seeds(values_of_runs: Iterable[tuple[RunRecord, float]]) -> list[float]:
+def means_of_seeds(values_of_runs: Iterable[tuple[RunRecord, float]]) -> dict[str, float]:
     """Return the mean value of each seed, in the order in which the seeds occur first.
 
     Runs with the same seed repeat each other, and would make a group look more certain than it is.
@@ -51,10 +56,10 @@ def means_of_seeds(values_of_runs: Iterable[tuple[RunRecord, float]]) -> list[fl
     Args:
         values_of_runs: the runs of one group, each with its value.
     """
-    values_of_seeds: dict[str, list[float]] = {}
+    values_by_seed: dict[str, list[float]] = {}
     for run, value in values_of_runs:
-        values_of_seeds.setdefault(seed_of(run), []).append(value)
-    return [fmean(values_of_seed) for values_of_seed in values_of_seeds.values()]
+        values_by_seed.setdefault(seed_of(run), []).append(value)
+    return {seed: fmean(values) for seed, values in values_by_seed.items()}
 
 
 def seed_of(run: RunRecord) -> str:

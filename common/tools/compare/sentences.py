@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from common.objective import Objective
 from common.system.wording import counted
+from common.tools.statistics.contrasts import Contrast
 from common.tools.statistics.samples import MAX_RUNS, ConfidenceInterval, Sample
 from common.track.names import is_proportion, metric_named
 
@@ -18,8 +19,7 @@ def difference_text(
     objective: Objective,
     baseline: Sample,
     group: Sample,
-    interval: ConfidenceInterval | None,
-    needed: int | None,
+    contrast: Contrast,
 ) -> str:
     """Return the verdict on the objective of two groups of several seeds each.
 
@@ -27,11 +27,11 @@ def difference_text(
         objective: says which direction is better.
         baseline: the baseline's values, at least two.
         group: the group's values, at least two.
-        interval: that of the group's mean minus the baseline's; None if neither group's values
-            vary.
-        needed: the seeds per group that could show such a difference; see `runs_needed`.
+        contrast: the group's difference from the baseline; without an interval if neither group's
+            values vary.
     """
     gain = gain_of(objective, baseline, group)
+    interval = contrast.interval
     if interval is None:
         if gain == 0:
             return "equal in all runs"
@@ -45,10 +45,12 @@ def difference_text(
     low = abs(gain) - half_width
     high = abs(gain) + half_width
     span = f"{percent(interval.confidence)} interval {low:{form}} to {high:{form}}"
+    if contrast.is_paired:
+        span += ", paired by seed"
     if interval.excludes_zero:
         return f"{gain_text(objective, gain, form)} ({span})"
     return (
-        f"{not_distinguishable_text(baseline, group, needed, 'seed')} "
+        f"{not_distinguishable_text(baseline, group, contrast.runs_needed, 'seed')} "
         f"({gain_text(objective, gain, form)}, {span})"
     )
 
@@ -117,24 +119,23 @@ def decimals_for(half_width: float) -> int:
 # ------------------------------------------------------------------------------ The throughput
 
 
-def ratio_text(
-    baseline: Sample, group: Sample, interval: ConfidenceInterval | None, needed: int | None
-) -> str:
+def ratio_text(baseline: Sample, group: Sample, contrast: Contrast) -> str:
     """Return the verdict on the throughput of two groups of several runs each.
 
     Args:
         baseline: logarithms of the baseline's rates, at least two.
         group: logarithms of the group's rates, at least two.
-        interval: that of the difference of the logarithms; None if neither group's rates vary.
-        needed: the runs per group that could show such a difference; see `runs_needed`.
+        contrast: the difference of the logarithms; without an interval if neither group's rates
+            vary.
     """
+    interval = contrast.interval
     times = f"{ratio_of_rates(baseline, group):.2f} ×"
     if interval is None:
         return f"{times} as fast; there is no interval, because all runs of a group are equal"
     if interval.excludes_zero:
         return f"{times} as fast ({ratio_span_text(interval)})"
     return (
-        f"{not_distinguishable_text(baseline, group, needed, 'run')} "
+        f"{not_distinguishable_text(baseline, group, contrast.runs_needed, 'run')} "
         f"({times}, {ratio_span_text(interval)})"
     )
 

@@ -1,7 +1,7 @@
 """Verdicts on the differences between groups: better, worse, or not distinguishable."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -15,13 +15,13 @@ from common.tools.compare.repetitions import (
     Values,
     finished_indices,
     sample_of_runs,
-    sample_of_seeds,
+    values_of_seeds,
 )
+from common.tools.statistics.contrasts import Contrast, contrast_by_seeds, welch_contrast
 from common.tools.statistics.samples import (
     MIN_RUNS,
     ConfidenceInterval,
     Sample,
-    runs_needed,
     series_sample,
     simultaneous_confidence,
     welch_interval,
@@ -47,10 +47,13 @@ class GroupVerdict:
     count: int  # number of the group's seeds, or of its runs for the throughput
     baseline_count: int
     difference: float
-    interval: ConfidenceInterval | None  # None if there are too few values, or if they do not vary
-    # The runs per group that would show a difference as large as this one; None: see `runs_needed`.
-    runs_needed: int | None
+    contrast: Contrast
     is_repeated: bool  # whether both groups have several seeds, or runs for the throughput
+
+    @property
+    def interval(self) -> ConfidenceInterval | None:
+        """The interval of the difference; None if too few values are known, or none varies."""
+        return self.contrast.interval
 
     @property
     def is_distinguishable(self) -> bool | None:
@@ -67,10 +70,15 @@ class GroupFigures:
     group: RunGroup
     first_run: RunRecord  # the first finished run; the first run if none is finished
     run_count: int  # number of finished runs
-    objective: Sample  # one value for each seed
+    values_of_seeds: Mapping[str, float]  # the objective, by seed
     standard_error: float | None  # that of the first run's objective, from its number of samples
     log_throughput: Sample  # logarithms of the throughput, one for each run
     log_throughput_of_lines: Sample  # the same at the log lines of the first finished run
+
+    @property
+    def objective(self) -> Sample:
+        """The mean and spread of the objective over the seeds."""
+        return Sample.of([*self.values_of_seeds.values()])
 
     @property
     def is_repeated(self) -> bool:
@@ -138,7 +146,7 @@ def figures_of_group(
         group=group,
         first_run=comparison.runs[first_index],
         run_count=len(finished_run_indices),
-        objective=sample_of_seeds(comparison, group, objectives),
+        values_of_seeds=values_of_seeds(comparison, group, objectives),
         standard_error=standard_errors[first_index],
         log_throughput=sample_of_runs(comparison, group, log_throughputs),
         log_throughput_of_lines=log_throughput_of_lines,
@@ -172,10 +180,9 @@ def verdict_on_objective(
     other_sample = other.objective
     if baseline_sample.mean is None or other_sample.mean is None:
         return None
-    interval = welch_interval(baseline_sample, other_sample, confidence)
-    needed = runs_needed(baseline_sample, other_sample, confidence)
+    contrast = contrast_by_seeds(baseline.values_of_seeds, other.values_of_seeds, confidence)
     if are_repeated(baseline_sample, other_sample):
-        text = sentences.difference_text(objective, baseline_sample, other_sample, interval, needed)
+        text = sentences.difference_text(objective, baseline_sample, other_sample, contrast)
     else:
         errors = [baseline.standard_error, other.standard_error]
         text = sentences.difference_text_of_single_seeds(
@@ -184,7 +191,7 @@ def verdict_on_objective(
     stage = "best" if in_training else "final"
     figure = f"{stage} {metric_named(objective.metric).label}, {split}"
     return make_verdict(
-        baseline.group, other.group, figure, text, baseline_sample, other_sample, interval, needed
+        baseline.group, other.group, figure, text, baseline_sample, other_sample, contrast
     )
 
 
@@ -215,19 +222,18 @@ def verdict_on_throughput(
     other_sample = other.log_throughput
     if baseline_sample.mean is None or other_sample.mean is None:
         return None
-    needed = None
     if are_repeated(baseline_sample, other_sample):
-        interval = welch_interval(baseline_sample, other_sample, confidence)
-        needed = runs_needed(baseline_sample, other_sample, confidence)
-        text = sentences.ratio_text(baseline_sample, other_sample, interval, needed)
+        contrast = welch_contrast(baseline_sample, other_sample, confidence)
+        text = sentences.ratio_text(baseline_sample, other_sample, contrast)
     else:
         interval = welch_interval(
             baseline.log_throughput_of_lines, other.log_throughput_of_lines, confidence
         )
+        contrast = Contrast(interval, runs_needed=None, is_paired=False)
         text = sentences.ratio_text_of_single_runs(baseline_sample, other_sample, interval)
     figure = metric_named(THROUGHPUT).label
     return make_verdict(
-        baseline.group, other.group, figure, text, baseline_sample, other_sample, interval, needed
+        baseline.group, other.group, figure, text, baseline_sample, other_sample, contrast
     )
 
 
@@ -243,16 +249,13 @@ def make_verdict(
     text: str,
     baseline_sample: Sample,
     group_sample: Sample,
-    interval: ConfidenceInterval | None,
-    needed: int | None,
+    contrast: Contrast,
 ) -> GroupVerdict:
     """Return the verdict on one figure of two groups.
 
     Args:
         baseline_sample: the baseline's values, at least one.
         group_sample: the group's values, at least one.
-        interval: that of the difference; None if there are too few values, or if they do not vary.
-        needed: the runs per group that could show such a difference; see `runs_needed`.
     """
     assert baseline_sample.mean is not None
     assert group_sample.mean is not None
@@ -264,8 +267,7 @@ def make_verdict(
         count=group_sample.count,
         baseline_count=baseline_sample.count,
         difference=group_sample.mean - baseline_sample.mean,
-        interval=interval,
-        runs_needed=needed,
+        contrast=contrast,
         is_repeated=are_repeated(baseline_sample, group_sample),
     )
 

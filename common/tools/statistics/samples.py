@@ -2,8 +2,9 @@
 
 The interval of a difference is Welch's: B. L. Welch, "The generalization of Student's problem when
 several different population variances are involved", Biometrika 34, 1947. It does not assume that
-both groups vary equally. Like every t interval, it assumes values that are roughly normal, and
-independent of each other.
+both groups vary equally. If each run of one group has a partner in the other, it is Student's for
+the differences of the pairs. Like every t interval, both assume values (or differences) that are
+roughly normal, and independent of each other.
 """
 
 import math
@@ -15,9 +16,9 @@ from statistics import NormalDist, fmean, stdev
 from common.tools.statistics.student import quantile
 
 CONFIDENCE = 0.95  # confidence of an interval, if there is one comparison
-POWER = 0.8  # the probability with which `runs_needed` finds a difference
+POWER = 0.8  # the probability with which `count_needed` runs find a difference
 MIN_RUNS = 2  # with fewer runs or values, there is no standard deviation
-MAX_RUNS = 10_000  # `runs_needed` counts no further
+MAX_RUNS = 10_000  # `count_needed` counts no further
 
 
 @dataclass(frozen=True)
@@ -112,19 +113,40 @@ def welch_interval(first: Sample, second: Sample, confidence: float) -> Confiden
     )
 
 
+def paired_interval(differences: Sample, confidence: float) -> ConfidenceInterval | None:
+    """Return Student's interval of the mean difference of pairs of runs, such as of equal seeds.
+
+    The result is None if there are fewer than two pairs, or if their differences do not vary.
+
+    Args:
+        differences: for each pair, the second group's value minus the first group's.
+    """
+    if differences.mean is None or not differences.deviation:
+        return None
+    degrees = differences.count - 1.0
+    error = differences.deviation / math.sqrt(differences.count)
+    margin = quantile(0.5 + confidence / 2, degrees) * error
+    difference = differences.mean
+    return ConfidenceInterval(
+        difference, difference - margin, difference + margin, confidence, degrees
+    )
+
+
+def pairs_needed(differences: Sample, confidence: float) -> int | None:
+    """Return the number of pairs that would probably tell two groups apart; see `runs_needed`.
+
+    Args:
+        differences: see `paired_interval`.
+    """
+    if not differences.mean or not differences.deviation:
+        return None
+    return count_needed(differences.deviation / differences.mean, 1.0, confidence)
+
+
 def runs_needed(first: Sample, second: Sample, confidence: float) -> int | None:
     """Return the number of runs per group that would probably tell the two groups apart.
 
-    The observed difference and standard deviations are taken for the true ones. The result is the
-    smallest n of at least 2 for which
-
-        normal_cdf((d - t (1 - 1 / (4 f))) / sqrt(1 + t² / (2 f))) >= POWER
-
-    Here d is the difference in standard errors, f are Welch's degrees of freedom, and t is the
-    quantile of Student's t for the confidence. All three depend on n. The left side is the usual
-    approximation of noncentral t by the normal distribution (M. Abramowitz and I. Stegun, Handbook
-    of Mathematical Functions, 1964, 26.7.10).
-
+    The observed difference and standard deviations are taken for the true ones; see `count_needed`.
     The result is None if the means are equal, if no spread is known (see `welch_interval`), or if
     `MAX_RUNS` runs are too few.
     """
@@ -137,10 +159,33 @@ def runs_needed(first: Sample, second: Sample, confidence: float) -> int | None:
         return None
     # The square of a tiny difference would underflow to 0, so divide first and square afterwards.
     relative_deviation = math.sqrt(variance) / (second.mean - first.mean)
-    relative_variance = relative_deviation * relative_deviation
     first_share = first.deviation**2 / variance
     # With n runs in each group, Welch's degrees of freedom are n - 1 times this factor.
     degrees_factor = 1.0 / (first_share**2 + (1.0 - first_share) ** 2)
+    return count_needed(relative_deviation, degrees_factor, confidence)
+
+
+def count_needed(relative_deviation: float, degrees_factor: float, confidence: float) -> int | None:
+    """Return how many runs of each group, or how many pairs, would probably show a difference.
+
+    The result is the smallest n of at least 2 for which
+
+        normal_cdf((d - t (1 - 1 / (4 f))) / sqrt(1 + t² / (2 f))) >= POWER
+
+    Here d is the difference in standard errors, f are the degrees of freedom, and t is the quantile
+    of Student's t for the confidence. All three depend on n. The left side is the usual
+    approximation of noncentral t by the normal distribution (M. Abramowitz and I. Stegun, Handbook
+    of Mathematical Functions, 1964, 26.7.10).
+
+    Args:
+        relative_deviation: the standard deviation of a difference between single runs, divided by
+            the difference of the means.
+        degrees_factor: the degrees of freedom, divided by n - 1.
+
+    Returns:
+        The number, or None if `MAX_RUNS` are too few.
+    """
+    relative_variance = relative_deviation * relative_deviation
     probability = 0.5 + confidence / 2
     # With the quantiles of the normal distribution, the formula gives too small a number, so the
     # count starts there.
@@ -159,12 +204,12 @@ def runs_needed(first: Sample, second: Sample, confidence: float) -> int | None:
 def detection_power(
     count: int, relative_variance: float, degrees: float, probability: float
 ) -> float:
-    """Return how likely groups of `count` runs are told apart; see `runs_needed` for the formula.
+    """Return how likely groups of `count` runs are told apart; see `count_needed` for the formula.
 
     Args:
-        relative_variance: the sum of the groups' variances, divided by the squared difference of
-            their means.
-        degrees: Welch's degrees of freedom.
+        relative_variance: the variance of a difference between single runs, divided by the squared
+            difference of the means.
+        degrees: the degrees of freedom.
         probability: the groups are told apart if Student's t exceeds its quantile for this
             probability.
     """

@@ -16,11 +16,8 @@ from common.tools.compare.figures import standard_error
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.sentences import decimals_for, percent, scale_of
 from common.tools.recipe import Recipe
-from common.tools.statistics.samples import (
-    ConfidenceInterval,
-    simultaneous_confidence,
-    welch_interval,
-)
+from common.tools.statistics.contrasts import contrast_by_seeds
+from common.tools.statistics.samples import ConfidenceInterval, simultaneous_confidence
 from common.tools.tune.ranking import SEED, TrialGroup, group_trials
 from common.tools.tune.space import Space
 from common.track.names import metric_named
@@ -169,14 +166,14 @@ def text_by_seeds(
 def interval_of_lead(
     best: TrialGroup, other: TrialGroup, candidate_count: int
 ) -> ConfidenceInterval | None:
-    """Return Welch's interval of the difference between settings, from their seeds.
+    """Return the interval of the difference between settings, from their seeds.
 
     The interval is wide enough for the best of several candidates. The result is None if no seed
     differs from the others.
     """
     rival_count = candidate_count - 1
     confidence = simultaneous_confidence(rival_count)
-    return welch_interval(other.sample, best.sample, confidence)
+    return contrast_by_seeds(other.values_of_seeds, best.values_of_seeds, confidence).interval
 
 
 def text_by_samples(

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -14,7 +14,7 @@ from common.tools.compare.groups import name_of_group, settings_text
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.repetitions import means_of_seeds
 from common.tools.compare.settings import Settings
-from common.tools.statistics.samples import MIN_RUNS, Sample
+from common.tools.statistics.samples import MIN_RUNS
 from common.tools.tune.space import Space
 
 SEED = "seed"  # the flag, as a search space names it
@@ -25,8 +25,8 @@ class TrialGroup:
     """Trials with the same values of the searched flags, except for the seed."""
 
     runs: tuple[RunRecord, ...]  # the best run first
-    sample: Sample  # the best values on validation data, one for each seed
-    mean: float  # the mean of the sample
+    values_of_seeds: Mapping[str, float]  # the best values on validation data, by seed
+    mean: float  # the mean of these values
     settings: Settings = field(default_factory=dict)  # the searched values, by flag
 
     @property
@@ -44,7 +44,7 @@ class TrialGroup:
     @property
     def is_repeated(self) -> bool:
         """Whether the trials have several seeds, which show how much is chance."""
-        return self.sample.count >= MIN_RUNS
+        return len(self.values_of_seeds) >= MIN_RUNS
 
 
 def group_trials(
@@ -64,7 +64,7 @@ def group_trials(
         runs.sort(key=lambda run: sign * run.summary[objective.best_key], reverse=True)
         values = means_of_seeds([(run, run.summary[objective.best_key]) for run in runs])
         settings = searched_settings(runs[0], space)
-        groups.append(TrialGroup(tuple(runs), Sample.of(values), fmean(values), settings))
+        groups.append(TrialGroup(tuple(runs), values, fmean(values.values()), settings))
     return sorted(groups, key=lambda group: sign * group.mean, reverse=True)
 
 

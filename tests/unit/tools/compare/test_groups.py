@@ -35,11 +35,13 @@ def write_seeds(
     changes: dict[str, Any] | None = None,
     speeds: Sequence[float] | None = None,
     metric: str = "accuracy",
+    first_seed: int = 0,
 ) -> list[str]:
-    """Write a run for each value of the final metric, with the seeds 0, 1 and so on."""
+    """Write a run for each value of the final metric, with seeds that follow each other."""
     sources = []
-    for seed, value in enumerate(values):
-        speed = 1000.0 if speeds is None else speeds[seed]
+    for number, value in enumerate(values):
+        seed = first_seed + number
+        speed = 1000.0 if speeds is None else speeds[number]
         sources.append(
             write_run(
                 folder / f"seed-{seed}",
@@ -216,15 +218,27 @@ def test_clear_difference_has_its_interval(tmp_path: Path) -> None:
 def test_unclear_difference_says_how_many_seeds_would_tell(tmp_path: Path) -> None:
     """Neither the verdict nor the table names a winner."""
     first = write_seeds(tmp_path / "a", LOW)
-    second = write_seeds(tmp_path / "b", CLOSE, {"config.dropout": 0.1})
+    second = write_seeds(tmp_path / "b", CLOSE, {"config.dropout": 0.1}, first_seed=3)
     comparison = compared(first, second)
     verdict = verdict_of(comparison, "final accuracy, test")
     assert verdict.text.startswith(
         "not distinguishable with n = 3; about 23 seeds each would be needed (0.20 points better, "
     )
     assert verdict.is_distinguishable is False
-    assert verdict.runs_needed == 23
+    assert verdict.contrast.runs_needed == 23
     assert "**" not in as_markdown(comparison)
+
+
+def test_equal_seeds_are_compared_in_pairs(tmp_path: Path) -> None:
+    """The seeds differ from each other by more than each pair does."""
+    first = write_seeds(tmp_path / "a", LOW)
+    second = write_seeds(tmp_path / "b", CLOSE, {"config.dropout": 0.1})
+    verdict = verdict_of(compared(first, second), "final accuracy, test")
+    assert verdict.text == (
+        "not distinguishable with n = 3; about 5 seeds each would be needed (0.20 points better, "
+        "95 % interval -0.05 to 0.45, paired by seed)"
+    )
+    assert verdict.contrast.is_paired
 
 
 def test_minimised_objective_is_better_if_it_is_lower(tmp_path: Path) -> None:

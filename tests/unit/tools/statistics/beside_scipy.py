@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import special, stats
 
-from common.tools.statistics.samples import CONFIDENCE, Sample, welch_interval
+from common.tools.statistics.samples import CONFIDENCE, Sample, paired_interval, welch_interval
 from common.tools.statistics.student import quantile, tail
 
 CASES = 2000
@@ -41,6 +41,12 @@ def differences_of_case(first: np.ndarray, second: np.ndarray) -> dict[str, floa
     """
     interval = welch_interval(Sample.of(first.tolist()), Sample.of(second.tolist()), CONFIDENCE)
     assert interval is not None
+    pairs = min(len(first), len(second))
+    differences = second[:pairs] - first[:pairs]
+    paired = paired_interval(Sample.of(differences.tolist()), CONFIDENCE)
+    assert paired is not None
+    expected_pairs = stats.ttest_rel(second[:pairs], first[:pairs]).confidence_interval(CONFIDENCE)
+    paired_width = expected_pairs.high - expected_pairs.low
     expected = stats.ttest_ind(second, first, equal_var=False)
     bounds = expected.confidence_interval(CONFIDENCE)
     width = bounds.high - bounds.low
@@ -51,6 +57,10 @@ def differences_of_case(first: np.ndarray, second: np.ndarray) -> dict[str, floa
     return {
         "bounds of the 95 % interval": max(
             abs(interval.low - bounds.low) / width, abs(interval.high - bounds.high) / width
+        ),
+        "bounds of the 95 % interval of pairs": max(
+            abs(paired.low - expected_pairs.low) / paired_width,
+            abs(paired.high - expected_pairs.high) / paired_width,
         ),
         "degrees of freedom": abs(interval.degrees / expected.df - 1),
         "quantile of Student's t": abs(quantile(probability, expected.df) / expected_quantile - 1),

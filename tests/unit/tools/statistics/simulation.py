@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from common.tools.statistics.contrasts import Contrast, contrast_by_seeds, welch_contrast
 from common.tools.statistics.samples import (
     CONFIDENCE,
     Sample,
@@ -21,7 +22,6 @@ from common.tools.statistics.samples import (
     simultaneous_confidence,
     welch_interval,
 )
-from common.tools.statistics.student import quantile
 
 # Runs of both groups, and the standard deviation of the second group where that of the first is 1.
 DESIGNS = [(2, 2, 1.0), (3, 3, 1.0), (3, 3, 3.0), (3, 5, 3.0), (5, 5, 1.0), (5, 5, 3.0)]
@@ -106,21 +106,28 @@ def rates_with_shared_seeds(
         correlation: that of two runs with the same seed.
     """
     rates: list[float] = []
+    seeds = [str(seed) for seed in range(count)]
     for difference in (0.0, 2.0):
         shared, first_noise, second_noise = generator.normal(0.0, 1.0, (3, repetitions, count))
         own_part = math.sqrt(1 - correlation)
         first = math.sqrt(correlation) * shared + own_part * first_noise
         second = math.sqrt(correlation) * shared + own_part * second_noise + difference
         by_welch = 0
+        by_pairs = 0
         for first_values, second_values in zip(first.tolist(), second.tolist(), strict=True):
-            interval = welch_interval(Sample.of(first_values), Sample.of(second_values), CONFIDENCE)
-            assert interval is not None
-            by_welch += interval.excludes_zero
-        pairs = second - first
-        errors = pairs.std(axis=1, ddof=1) / math.sqrt(count)
-        limit = quantile(0.5 + CONFIDENCE / 2, count - 1)
-        rates += [by_welch / repetitions, float((abs(pairs.mean(axis=1)) > limit * errors).mean())]
+            samples = Sample.of(first_values), Sample.of(second_values)
+            by_welch += is_different(welch_contrast(*samples, CONFIDENCE))
+            groups = (
+                dict(zip(seeds, values, strict=True)) for values in (first_values, second_values)
+            )
+            by_pairs += is_different(contrast_by_seeds(*groups, CONFIDENCE))
+        rates += [by_welch / repetitions, by_pairs / repetitions]
     return SharedSeedRates(*rates)
+
+
+def is_different(contrast: Contrast) -> bool:
+    """Return whether the interval of two groups calls them different."""
+    return contrast.interval is not None and contrast.interval.excludes_zero
 
 
 def coverage_of_lines(

@@ -12,6 +12,7 @@ from tests.unit.tools.statistics.simulation import (
     error_rates,
     power_of_needed_runs,
     rate_of_any_error,
+    rates_with_shared_seeds,
 )
 
 REPETITIONS = 1500
@@ -39,6 +40,19 @@ def test_several_equal_groups_are_called_different_in_five_percent_together() ->
     """These are all pairs. Without the correction, it would be about 20 %."""
     rate = rate_of_any_error(np.random.default_rng(3), groups=4, count=6, repetitions=700)
     assert 0.01 < rate < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 700)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+def test_pairs_are_right_whether_or_not_seeds_share_chance(correlation: float) -> None:
+    """Pairs keep the rate of five percent, and find more if the runs of a seed are alike."""
+    generator = np.random.default_rng(5)
+    rates = rates_with_shared_seeds(generator, 5, correlation, REPETITIONS)
+    assert rates.equal_by_pairs == pytest.approx(0.05, abs=TOLERANCE)
+    assert rates.equal_by_welch < 0.05 + TOLERANCE
+    if correlation:
+        assert rates.different_by_pairs > rates.different_by_welch
+    else:
+        assert rates.different_by_pairs > rates.different_by_welch - 0.2
 
 
 @pytest.mark.parametrize("effect", [(1.0, 1.0), (1.5, 2.0)])

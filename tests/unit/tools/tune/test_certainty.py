@@ -20,7 +20,7 @@ from common.objective import Objective
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.readers.sources import read_runs
 from common.tools.recipe import Recipe
-from common.tools.statistics.samples import Sample, proportion_error
+from common.tools.statistics.samples import proportion_error
 from common.tools.tune.certainty import certainty_lines, exceeds_chance, interval_of_lead
 from common.tools.tune.ranking import TrialGroup, mean_over_seeds, ranked_by_settings
 from tests.unit.tools.compare.run_folders import rows, write_run
@@ -255,6 +255,11 @@ def test_best_of_equal_trials_is_rarely_called_better(candidates: int) -> None:
     assert rate < 0.05
 
 
+def by_seed(values: np.ndarray) -> dict[str, float]:
+    """Return the values of the seeds 0, 1, ..."""
+    return {str(seed): float(value) for seed, value in enumerate(values)}
+
+
 def error_rate_by_seeds(candidates: int, seeds: int, repetitions: int) -> float:
     """Return how often the best of equal settings is called better than the defaults."""
     values = np.random.default_rng(6).normal(0.9, 0.01, (repetitions, candidates, seeds))
@@ -265,7 +270,7 @@ def error_rate_by_seeds(candidates: int, seeds: int, repetitions: int) -> float:
         if place == 0:
             continue  # the defaults are the best
         best, default = (
-            TrialGroup((), Sample.of(own_values[number].tolist()), float(own_means[number]))
+            TrialGroup((), by_seed(own_values[number]), float(own_means[number]))
             for number in (place, 0)
         )
         interval = interval_of_lead(best, default, candidates)
