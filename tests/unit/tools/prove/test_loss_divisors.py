@@ -32,7 +32,7 @@ def run_of(
     layout: UpdateLayout,
     gradients: Sequence[Sequence[float] | None],
     divisors: Sequence[float] = (),
-    kind: DivisorKind = "labels",
+    divided_by: DivisorKind = "labels",
     step: int = 0,
 ) -> ObservedRun:
     """Return a run of one update, with the gradients and the divisor of each micro-batch."""
@@ -47,7 +47,7 @@ def run_of(
                     function="cross_entropy",
                     value=1.0,
                     micro_batch=number,
-                    divided_by=kind,
+                    divided_by=divided_by,
                     divisor=divisors[number],
                 )
             )
@@ -57,14 +57,16 @@ def run_of(
 
 
 def pair_of(
-    shares: Sequence[float | None], divisors: Sequence[float] = (), kind: DivisorKind = "labels"
+    shares: Sequence[float | None],
+    divisors: Sequence[float] = (),
+    divided_by: DivisorKind = "labels",
 ) -> RunPair:
     """Return a pair whose micro-batches count `shares` times as much as in one batch."""
     halves: list[list[float] | None] = []
     for number, share in enumerate(shares):
         half = GRADIENTS[2 * number : 2 * number + 2]
         halves.append(None if share is None else [share * norm for norm in half])
-    variant = run_of(DIVIDED, halves, divisors, kind)
+    variant = run_of(DIVIDED, halves, divisors, divided_by)
     return RunPair(run_of(WHOLE, [GRADIENTS]), variant, WHOLE, DIVIDED)
 
 
@@ -145,7 +147,7 @@ def test_divisor_of_a_loss(
     expected: tuple[str, float] | None,
 ) -> None:
     divisor = divisor_of(function, target, options)
-    assert (divisor and (divisor.kind, divisor.value)) == expected
+    assert (divisor and (divisor.divided_by, divisor.value)) == expected
 
 
 def test_options_passed_by_position_are_known() -> None:
