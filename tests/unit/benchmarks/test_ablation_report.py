@@ -51,13 +51,22 @@ def test_validation_figures_count(
     assert "90.00" in capsys.readouterr().out
 
 
-def test_table_of_the_page_is_that_of_the_results() -> None:
+@pytest.mark.parametrize(
+    ("file_name", "figure"),
+    [
+        ("cifar10-ablation.json", "val/accuracy"),
+        ("cifar10-speedrun-ablation.json", "test/accuracy_tta"),
+    ],
+)
+def test_table_of_the_page_is_that_of_the_results(file_name: str, figure: str) -> None:
     """The page shows what `ablation.py` prints for its file of results."""
     folder = REPOSITORY / "benchmarks"
-    results = json.loads((folder / "results" / "cifar10-ablation.json").read_text())
+    results = json.loads((folder / "results" / file_name).read_text())
     assert all(results["runs"][variant] for variant in results["variants"])
     page = (folder / "README.md").read_text()
-    assert ablation.as_markdown(results, "val/accuracy") in page
+    assert ablation.as_markdown(results, figure) in page
+    chance = ablation.chance_in_words(results, figure)
+    assert chance is None or chance in page
 
 
 def test_differences_are_from_the_first_variant() -> None:
