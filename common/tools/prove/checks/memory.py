@@ -19,11 +19,12 @@ from common.tools.prove.verdicts import Check, Verdict
 
 MEBIBYTE = 2**20
 # The most that each type of memory may grow, in MiB for each update or evaluation. The figures of
-# live tensors and of a device's allocator are exact. The process's allocator also counts small
-# objects of Python. Resident memory, which grows and shrinks by whole pages, is used only if the
-# allocator does not report the memory in use.
+# live tensors, of arrays and of a device's allocator are exact. The process's allocator also counts
+# small objects of Python. Resident memory, which grows and shrinks by whole pages, is used only if
+# the allocator does not report the memory in use.
 MAX_GROWTH = {
     "tensors": 0.0002,
+    "arrays": 0.0002,
     "device": 0.01,
     "in_use": 0.005,
     "resident": 0.5,
@@ -32,6 +33,7 @@ MAX_GROWTH = {
 MAX_GROWTH_OF_EVALUATIONS = {**MAX_GROWTH, "in_use": 0.05}
 WORDS = {
     "tensors": "live tensors",
+    "arrays": "NumPy arrays in the recipe's variables",
     "device": "the device's memory",
     "in_use": "the process's memory",
     "resident": "the process's resident memory",
@@ -45,8 +47,9 @@ MIN_RISING_SHARE = 0.7
 # cache that is filled.
 MIN_STEPS = 3
 ADVICE = (
-    "do not keep tensors from update to update, or from evaluations: pass them to run.record, or "
-    "keep numbers; call .detach() on a loss that is added up, or its graph of gradients stays"
+    "do not keep tensors or arrays from update to update, or from evaluations: pass them to "
+    "run.record, or keep numbers; call .detach() on a loss that is added up, or its graph of "
+    "gradients stays"
 )
 
 
@@ -122,7 +125,11 @@ def verdict_of(
 def growths_of(measurements: Sequence[MemoryInUse], limits: Mapping[str, float]) -> list[Growth]:
     """Return the growth of each type of memory that was measured."""
     steps = [float(measurement.step) for measurement in measurements]
-    tensor_counts = [measurement.tensors for measurement in measurements]
+    # What never falls and rises several times has no noise.
+    exact_sizes = {
+        "tensors": [measurement.tensors for measurement in measurements],
+        "arrays": [measurement.array_bytes for measurement in measurements],
+    }
     growths = []
     for memory_type, sizes in sizes_by_type(measurements).items():
         limit = limits[memory_type]
@@ -131,20 +138,20 @@ def growths_of(measurements: Sequence[MemoryInUse], limits: Mapping[str, float])
         slope = median(slopes)
         rising_share = sum(slope > limit / 2 for slope in slopes) / len(slopes)
         is_noise = rising_share < MIN_RISING_SHARE
-        if memory_type == "tensors" and grows_in_steps(tensor_counts):
+        if memory_type in exact_sizes and grows_in_steps(exact_sizes[memory_type]):
             slope = max(slope, fmean(slopes))
             is_noise = False
         growths.append(Growth(memory_type, slope, limit, is_noise))
     return growths
 
 
-def grows_in_steps(tensor_counts: Sequence[int]) -> bool:
-    """Whether the number of live tensors rises several times and never falls.
+def grows_in_steps(sizes: Sequence[int]) -> bool:
+    """Whether an exact size rises several times and never falls.
 
-    Tensors may be added less often than memory is measured, such as once an epoch. The number is
-    exact, so it needs no margin for noise.
+    Tensors and arrays may be added less often than memory is measured, such as once an epoch. The
+    number of tensors and the bytes of arrays are exact, so they need no margin for noise.
     """
-    changes = [later - earlier for earlier, later in pairwise(tensor_counts)]
+    changes = [later - earlier for earlier, later in pairwise(sizes)]
     rises = sum(change > 0 for change in changes)
     return rises >= MIN_STEPS and min(changes) >= 0
 
@@ -159,7 +166,8 @@ def sizes_by_type(measurements: Sequence[MemoryInUse]) -> dict[str, list[float]]
         "tensors": [
             float(measurement.tensor_bytes + measurement.tensors * BYTES_OF_TENSOR)
             for measurement in measurements
-        ]
+        ],
+        "arrays": [float(measurement.array_bytes) for measurement in measurements],
     }
     device_sizes = [measurement.device for measurement in measurements]
     sizes_in_use = [measurement.in_use for measurement in measurements]

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.utils import _pytree as tree
 
@@ -18,6 +19,8 @@ CONTAINERS = (list, dict, set, tuple, deque)
 NO_HOLDER = "no variable of the recipe: perhaps a graph of gradients, or a library"
 MAX_EXAMPLES = 8  # the most objects whose holders are looked for
 MAX_DEPTH = 4  # the most nested containers
+# A container with more items is data that the recipe reads, and takes too long to search.
+MAX_SEARCHED_ITEMS = 10_000
 
 
 class ContainerSize(NamedTuple):
@@ -170,6 +173,36 @@ def tensors_in_bounded_deques(frame: FrameType, folder: Path) -> Iterator[torch.
             for leaf in tree.tree_leaves([*container]):
                 if isinstance(leaf, torch.Tensor):
                     yield leaf
+
+
+def bytes_of_arrays(frame: FrameType, folder: Path) -> int:
+    """Return the bytes of the NumPy arrays that the recipe keeps in containers, also nested ones.
+
+    Python can list all live tensors, but not all live arrays. The arrays in a `deque` with a
+    `maxlen` are left out, because their number is bounded.
+
+    Args:
+        frame: the innermost running function.
+        folder: the recipe's folder.
+    """
+    sizes = {}
+    for container, _ in recipe_containers(frame, folder):
+        if len(container) > MAX_SEARCHED_ITEMS:
+            continue
+        if isinstance(container, deque) and container.maxlen is not None:
+            continue
+        for leaf in tree.tree_leaves(container):
+            if isinstance(leaf, np.ndarray):
+                owner = owner_of_values(leaf)
+                sizes[id(owner)] = sys.getsizeof(owner)
+    return sum(sizes.values())
+
+
+def owner_of_values(array: np.ndarray) -> np.ndarray:
+    """Return the array whose values a view shows; an array that is no view is returned itself."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def is_within(frame: FrameType, folder: Path) -> bool:

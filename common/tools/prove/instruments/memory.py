@@ -1,4 +1,4 @@
-"""Measures memory at every fifth update: of the process, of its allocator, and of live tensors.
+"""Measures memory at every fifth update: of the process, its allocator, live tensors, and arrays.
 
 It writes `MemoryInUse`. The allocator's figure is exact to the byte, where the system's C library
 reports it. Resident memory also includes freed memory that the allocator keeps. After the last
@@ -6,8 +6,9 @@ update, it writes `GrowingTensors` for each dtype and shape of tensors whose num
 `GrowingGraph` for each variable whose graph of gradients does, and `GrowingContainer` for each
 variable with a container that does.
 
-Tensors in a `deque` of the recipe with a `maxlen` are left out, because their number is bounded.
-Resident memory alone includes them.
+Tensors and arrays in a `deque` of the recipe with a `maxlen` are left out, because their number is
+bounded. The memory of the allocator and of the process includes such arrays, and resident memory
+also includes such tensors.
 """
 
 import ctypes
@@ -27,6 +28,7 @@ from common.system.devices import allocated_bytes
 from common.tools.prove.instruments.graphs import graph_sizes
 from common.tools.prove.instruments.holders import (
     ContainerSize,
+    bytes_of_arrays,
     container_sizes,
     holder_in_words,
     tensors_in_bounded_deques,
@@ -90,6 +92,7 @@ class MemoryObserver:
                 device=without_tensors(allocated_bytes(run.device), bounded, on_host=False),
                 tensors=len(tensors),
                 tensor_bytes=storage_bytes(tensors),
+                array_bytes=bytes_of_arrays(sys._getframe(), folder),
             )
         )
         if self.first_counts is None:

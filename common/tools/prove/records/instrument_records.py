@@ -186,6 +186,7 @@ class MemoryInUse(InstrumentRecord):
     device: int | None  # bytes that torch has allocated on the accelerator
     tensors: int  # the number of live tensors
     tensor_bytes: int
+    array_bytes: int  # of the NumPy arrays in containers of the recipe
 
 
 class GrowingTensors(InstrumentRecord):

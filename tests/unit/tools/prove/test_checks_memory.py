@@ -18,7 +18,9 @@ from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
 from common.tools.prove.instruments.graphs import graph_sizes
 from common.tools.prove.instruments.holders import (
+    MAX_SEARCHED_ITEMS,
     NO_HOLDER,
+    bytes_of_arrays,
     container_sizes,
     holder_in_words,
     tensors_in_bounded_deques,
@@ -49,7 +51,13 @@ def notes(growth: dict[str, Callable[[int], float]], count: int = 12) -> list[Me
     measured_notes = []
     for number in range(count):
         step = 10 + 5 * number
-        sizes = {"resident": 5e8, "in_use": 2e8, "tensor_bytes": 1e7, "tensors": 100.0}
+        sizes = {
+            "resident": 5e8,
+            "in_use": 2e8,
+            "tensor_bytes": 1e7,
+            "tensors": 100.0,
+            "array_bytes": 1e5,
+        }
         for name, function in growth.items():
             sizes[name] += function(step)
         values = {name: int(size) for name, size in sizes.items()}
@@ -68,6 +76,7 @@ def test_constant_memory_passes() -> None:
     [
         ("tensor_bytes", 640.0),  # logits of 16 samples and 10 classes
         ("tensors", 1.0),  # scalars
+        ("array_bytes", 640.0),
         ("in_use", 0.05 * MEBIBYTE),
     ],
 )
@@ -114,15 +123,17 @@ def test_growing_tensors_are_named_first() -> None:
 @pytest.mark.parametrize("every", [8, 12])
 def test_growth_in_steps_fails(every: int) -> None:
     """A copy of the weights is kept once an epoch, which is less often than memory is measured."""
-    kept = notes(
-        {
-            "tensor_bytes": lambda step: 10_000 * (step // every),
-            "tensors": lambda step: 6 * (step // every),
-        }
-    )
-    verdict = verdict_of(run_with(kept))
-    assert verdict.passed is False
-    assert "live tensors grows by" in verdict.causes[0]
+    kept_tensors: dict[str, Callable[[int], float]] = {
+        "tensor_bytes": lambda step: 10_000 * (step // every),
+        "tensors": lambda step: 6 * (step // every),
+    }
+    kept_arrays: dict[str, Callable[[int], float]] = {
+        "array_bytes": lambda step: 10_000 * (step // every)
+    }
+    for growth, name in ((kept_tensors, "live tensors"), (kept_arrays, "NumPy arrays")):
+        verdict = verdict_of(run_with(notes(growth)))
+        assert verdict.passed is False
+        assert name in verdict.causes[0]
 
 
 def test_sizes_that_go_up_and_down_are_said_to_be_noise() -> None:
@@ -240,6 +251,22 @@ def test_sizes_of_containers() -> None:
     assert items == len(history)
     assert 8000 < item_bytes < 8200
     assert sizes[f"the dict `notes_by_update.rows`{place}"][0] == len(notes_by_update.rows)
+
+
+@pytest.mark.parametrize("length", [1, 10, 1000])
+def test_arrays_in_containers_are_measured(length: int) -> None:
+    """Views and arrays that are kept twice count once; data and bounded deques are left out."""
+    folder = Path(__file__).parent
+    before = bytes_of_arrays(sys._getframe(), folder)
+    history = [np.zeros(length), {"labels": (np.zeros(length), 3)}]
+    notes_by_update = SimpleNamespace(rows={7: history[0]})
+    whole = np.zeros((2, length))
+    views = [whole[0], whole[1][:1]]
+    recent = deque([np.zeros(length)], maxlen=5)
+    data = [np.zeros(length)] * (MAX_SEARCHED_ITEMS + 1)
+    after = bytes_of_arrays(sys._getframe(), folder)
+    assert after - before == 2 * sys.getsizeof(np.zeros(length)) + sys.getsizeof(whole)
+    assert len(notes_by_update.rows) + len(recent) + len(views) + 1 < len(data)
 
 
 def test_growing_container_is_named_if_memory_grows() -> None:
