@@ -170,6 +170,7 @@ class Run:
         compute_loss: ComputeLoss | None = None,
         *,
         couples_samples: bool = False,
+        passes: int = 1,
     ) -> None:
         """Load weights, restore the checkpoint of a resumed run, open the logs, and show the plan.
 
@@ -182,6 +183,8 @@ class Run:
                 and to try batch sizes for `--auto-batch-size`.
             couples_samples: whether a sample's loss depends on the other samples of its
                 micro-batch, as in contrastive learning. Then `--auto-batch-size` is refused.
+            passes: how many forward and backward passes the loop makes with each micro-batch. It
+                multiplies the operations that ``perf/mfu`` counts.
 
         Raises:
             UserError: the description has no name, `--auto-batch-size` does not suit the loss, or
@@ -194,7 +197,7 @@ class Run:
         # From now on, a request to stop waits for a save.
         self.context.decisions.request.save_first()
         if compute_loss is not None and not self.config.evaluate_only:
-            try_loss(self.context, loaded, kept, compute_loss, couples_samples)
+            try_loss(self.context, loaded, kept, compute_loss, couples_samples, passes)
         self.stages.started = starting.start(self.context, loaded, self.plan, kept, description)
 
     # In the loop

@@ -35,6 +35,7 @@ from common.models.bert import choose_checkpoint, load_bert, small_bert
 from common.models.compile import compile_layers
 from common.models.packing import leave_out_padding, token_positions
 from common.run import Run
+from common.training.adversarial import EmbeddingAdversary
 from common.training.optim import decay_groups
 
 # ------------------------------------------------------------------------------------- Config
@@ -52,6 +53,9 @@ class Config(TrainingConfig):
     # Tokens of a text, special ones included.
     max_length: int = flag(128, least=4, most=10**6, role="size")
     dropout: float = flag(0.1, least=0, most=1)  # Share of activations dropped while training.
+    # Train each micro-batch twice, the second time with each sample's word embeddings moved by this
+    # L2 distance in the direction that increases its loss; 0: once.
+    adversarial: float = flag(0.0, least=0)
     # Leave padding out of the computation; auto: on a CPU only.
     padding_free: Literal["auto", "no", "yes"] = "auto"
     # One or two columns of text (default: all that have text).
@@ -103,6 +107,13 @@ def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
 
 
+def build_adversary(model: nn.Module, config: Config) -> EmbeddingAdversary | None:
+    if not config.adversarial:
+        return None
+    embedding = model.get_submodule("bert.embeddings.word_embeddings")
+    return EmbeddingAdversary(embedding, config.adversarial)
+
+
 def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     inputs = {name: values for name, values in batch.items() if name != "labels"}
     logits = model(**inputs).logits
@@ -139,11 +150,13 @@ def main(config: Config) -> None:
         model, description = build_model(config, data)
         if config.compile:
             compile_layers(model.get_submodule("bert.encoder.layer").children())
+        adversary = build_adversary(model, config)
         optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         run.keep(model=model, optimizer=optimizer, scheduler=scheduler)  # what checkpoints save
-        run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
+        passes = 1 if adversary is None else 2
+        run.start(description, compute_loss, passes=passes)  # resumes, shows the plan
 
         for batch in run.batches(train_loader):
             if run.should_evaluate:
@@ -153,6 +166,10 @@ def main(config: Config) -> None:
             with accelerator.accumulate(model):
                 loss, logits = compute_loss(model, batch)
                 accelerator.backward(loss)
+                if adversary is not None:
+                    with adversary.moving():
+                        moved_loss, _ = compute_loss(model, batch)
+                        accelerator.backward(moved_loss)
                 if accelerator.sync_gradients:
                     run.clip_grad_norm_(model, optimizer)  # does not wait for the device
                 optimizer.step()

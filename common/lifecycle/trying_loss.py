@@ -18,6 +18,7 @@ def try_loss(
     kept: KeptParts,
     compute_loss: ComputeLoss,
     couples_samples: bool,
+    passes: int,
 ) -> None:
     """Call the recipe's loss before training.
 
@@ -27,6 +28,7 @@ def try_loss(
     Args:
         couples_samples: whether a sample's loss depends on the other samples of its micro-batch.
             Then `--auto-batch-size` is refused.
+        passes: how many forward and backward passes the loop makes with each micro-batch.
 
     Raises:
         UserError, TrainingError: `--auto-batch-size` finds no size; see `fit_batch_size`.
@@ -36,7 +38,7 @@ def try_loss(
     model_structure = context.accelerator.structure_of(kept.bare_model)
     training_samples = loaded.loaders["train"].samples
     dtype = compute_dtype(context.accelerator)
-    context.meters.find_flops(model_structure, compute_loss, training_samples, dtype)
+    context.meters.find_flops(model_structure, compute_loss, training_samples, dtype, passes)
 
 
 def fit_batch_size(

@@ -43,6 +43,10 @@ class TrainingFlops(NamedTuple):
             + self.per_squared_token * squared_tokens
         )
 
+    def times(self, passes: int) -> "TrainingFlops":
+        """Return the operations of several forward and backward passes with each sample."""
+        return TrainingFlops(*(passes * operations for operations in self))
+
 
 def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples) -> TrainingFlops:
     """Count the operations of a sample on the meta device, where tensors have no values.

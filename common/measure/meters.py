@@ -93,13 +93,21 @@ class Meters:
         self.utilizations: list[float] = []
 
     def find_flops(
-        self, model: nn.Module, compute_loss: ComputeLoss, samples: Samples, dtype: torch.dtype
+        self,
+        model: nn.Module,
+        compute_loss: ComputeLoss,
+        samples: Samples,
+        dtype: torch.dtype,
+        passes: int = 1,
     ) -> None:
         """Count the operations of a sample, and find the device's peak in `dtype`, for the MFU.
 
         Operations are first counted on shapes alone. That fails if the model reads values. Then
         they are counted on a few real samples. If that fails as well, there is no MFU, and a
         warning gives the cause of the first failure.
+
+        Args:
+            passes: how many forward and backward passes the loop makes with each sample.
         """
         self.peak, self.peak_source = peak_tflops(self.device, dtype)
         try:
@@ -114,6 +122,8 @@ class Meters:
                 warn(
                     f"perf/mfu is not logged, because the model's FLOPs can't be counted ({cause})"
                 )
+        if self.flops is not None:
+            self.flops = self.flops.times(passes)
 
     def use_accumulation(self, accumulation: int) -> None:
         """Prepare for updates of `accumulation` micro-batches, before the first is counted.

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from common.data.samples import Work
+from common.data.stored_samples import TensorSamples
 from common.measure import meters as module
 from common.measure.flops import TrainingFlops
 from common.measure.meters import Meters
@@ -75,6 +76,23 @@ def test_uncountable_model_still_has_a_peak(
     assert capsys.readouterr().out == f"perf/mfu is not logged, because the model's {reason}\n"
     assert meters.peak > 0
     assert "perf/tflops_per_device" not in meters.end_interval()
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_operations_of_several_passes_count(passes: int) -> None:
+    """A loop that makes several passes with each micro-batch reaches more TFLOP/s in its time."""
+    meters = trained(TwoRanks(other=lambda row: row))
+    samples = TensorSamples(rows=torch.randn(8, 4))
+
+    def compute_loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = model(batch["rows"])
+        return logits.square().mean(), logits
+
+    meters.find_flops(nn.Linear(4, 3), compute_loss, samples, torch.float32, passes)
+    assert meters.flops is not None
+    forward = 2 * 4 * 3
+    backward = 2 * 4 * 3  # the weights' gradients; the input needs none
+    assert meters.flops.per_sample == passes * (forward + backward)
 
 
 @pytest.mark.parametrize(("peak_before", "has_mfu"), [(0.0, True), (80.0, True), (312.0, False)])
