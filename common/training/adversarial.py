@@ -12,8 +12,9 @@ SMALLEST_NORM = 1e-30  # of a gradient; keeps a gradient of zeros from becoming 
 class EmbeddingAdversary:
     """Moves the word embeddings of each sample in the direction that increases its loss fastest.
 
-    The method is the adversarial training of arXiv 1605.07725, without its normalised embeddings.
-    A micro-batch makes two backward passes, and their gradients add up:
+    The method is the adversarial training of arXiv 1605.07725. There, embeddings are normalised, so
+    that a distance means the same for each model. Here, the distance is a share of the norm of the
+    sample's embeddings. A micro-batch makes two backward passes, and their gradients add up:
 
         loss, logits = compute_loss(model, batch)
         accelerator.backward(loss)
@@ -25,14 +26,15 @@ class EmbeddingAdversary:
     make the same updates. There is no state that a checkpoint would have to hold.
     """
 
-    def __init__(self, embedding: nn.Module, distance: float) -> None:
+    def __init__(self, embedding: nn.Module, share: float) -> None:
         """Observe the passes of a module.
 
         Args:
             embedding: the module that returns the word embeddings, [batch, tokens, width].
-            distance: the L2 norm of the movement of a sample's embeddings, over all its tokens.
+            share: the L2 norm of a sample's movement, as a share of the norm of its embeddings. Both
+                norms are over all tokens but padding.
         """
-        self.distance = distance
+        self.share = share
         self.embeddings: torch.Tensor | None = None  # of the last pass that was not moved
         self.movement: torch.Tensor | None = None  # [batch, tokens, width], while a pass is moved
         embedding.register_forward_hook(self.observe_or_move)
@@ -61,10 +63,17 @@ class EmbeddingAdversary:
         if self.embeddings is None or self.embeddings.grad is None:
             raise RuntimeError("call accelerator.backward(loss) before adversary.moving()")
         gradient = self.embeddings.grad
-        norms = torch.linalg.vector_norm(gradient, dim=(1, 2), keepdim=True)
-        self.movement = gradient * (self.distance / norms.clamp_min(SMALLEST_NORM))
+        is_padding = (gradient == 0).all(dim=-1, keepdim=True)
+        words = self.embeddings.detach().masked_fill(is_padding, 0.0)
+        distance = self.share * norm_of_samples(words)
+        self.movement = gradient * (distance / norm_of_samples(gradient).clamp_min(SMALLEST_NORM))
         self.embeddings = None
         try:
             yield
         finally:
             self.movement = None
+
+
+def norm_of_samples(embeddings: torch.Tensor) -> torch.Tensor:
+    """Return the L2 norm of each sample of [batch, tokens, width], as [batch, 1, 1]."""
+    return torch.linalg.vector_norm(embeddings, dim=(1, 2), keepdim=True)

@@ -12,7 +12,7 @@ from common.training.adversarial import EmbeddingAdversary
 WORDS = 20
 WIDTH = 6
 CLASSES = 3
-CASES = [(1, 4, 0.01, 0), (5, 3, 0.3, 1), (8, 9, 2.0, 2)]  # samples, tokens, distance, seed
+CASES = [(1, 4, 0.01, 0), (5, 3, 0.3, 1), (8, 9, 2.0, 2)]  # samples, tokens, share, seed
 
 
 class Classifier(nn.Module):
@@ -53,38 +53,41 @@ def moved_losses(
     return losses, movement
 
 
-@pytest.mark.parametrize(("samples", "tokens", "distance", "seed"), CASES)
-def test_each_sample_moves_by_the_distance_against_its_loss(
-    samples: int, tokens: int, distance: float, seed: int
+@pytest.mark.parametrize(("samples", "tokens", "share", "seed"), CASES)
+def test_each_sample_moves_by_the_share_against_its_loss(
+    samples: int, tokens: int, share: float, seed: int
 ) -> None:
     """Padding does not move, and a small movement increases the loss of each sample."""
     torch.manual_seed(seed)
     model = Classifier()
     words, labels = batch_of(samples, tokens)
     before = F.cross_entropy(model(words), labels, reduction="none")
-    adversary = EmbeddingAdversary(model.embedding, distance)
+    adversary = EmbeddingAdversary(model.embedding, share)
     after, movement = moved_losses(model, adversary, words, labels)
     assert movement.shape == (samples, tokens, WIDTH)
-    assert torch.allclose(movement.flatten(1).norm(dim=1), torch.full((samples,), distance))
+    for sample in range(samples):
+        embeddings = model.embedding(words[sample][words[sample] > 0])
+        assert torch.allclose(movement[sample].norm(), share * embeddings.norm())
     assert not movement[words == 0].any()
-    if distance < 0.1:
+    if share < 0.1:
         assert (after > before).all()
 
 
-@pytest.mark.parametrize(("samples", "tokens", "distance", "seed"), CASES)
+@pytest.mark.parametrize(("samples", "tokens", "share", "seed"), CASES)
 def test_movement_depends_on_no_other_sample(
-    samples: int, tokens: int, distance: float, seed: int
+    samples: int, tokens: int, share: float, seed: int
 ) -> None:
-    """So n micro-batches make the same update as one that is n times as large."""
+    """Nor on padding. So n micro-batches make the same update as one that is n times as large."""
     torch.manual_seed(seed)
     model = Classifier().double()
     words, labels = batch_of(samples, tokens)
-    adversary = EmbeddingAdversary(model.embedding, distance)
+    adversary = EmbeddingAdversary(model.embedding, share)
     together, _ = moved_losses(model, adversary, words, labels)
     for number in range(samples):
-        sample = slice(number, number + 1)
-        alone, _ = moved_losses(model, adversary, words[sample], labels[sample])
-        assert torch.allclose(alone, together[sample])
+        own_words = words[number][words[number] > 0][None]  # without padding
+        own_label = labels[number : number + 1]
+        alone, _ = moved_losses(model, adversary, own_words, own_label)
+        assert torch.allclose(alone, together[number])
 
 
 def test_other_passes_are_not_moved() -> None:
