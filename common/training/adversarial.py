@@ -31,8 +31,8 @@ class EmbeddingAdversary:
 
         Args:
             embedding: the module that returns the word embeddings, [batch, tokens, width].
-            share: the L2 norm of a sample's movement, as a share of the norm of its embeddings. Both
-                norms are over all tokens but padding.
+            share: the L2 norm of a sample's movement, as a share of the norm of its embeddings.
+                Both norms are over all tokens but padding.
         """
         self.share = share
         self.embeddings: torch.Tensor | None = None  # of the last pass that was not moved
