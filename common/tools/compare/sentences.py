@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from common.objective import Objective
 from common.system.wording import counted
 from common.tools.statistics.contrasts import Contrast
-from common.tools.statistics.samples import MAX_RUNS, ConfidenceInterval, Sample
+from common.tools.statistics.samples import (
+    MAX_RUNS,
+    ConfidenceInterval,
+    Sample,
+    are_equal_apart_from_rounding,
+)
 from common.track.names import is_proportion, metric_named
 
 MAX_DECIMALS = 6
@@ -33,7 +38,7 @@ def difference_text(
     gain = gain_of(objective, baseline, group)
     interval = contrast.interval
     if interval is None:
-        if gain == 0:
+        if have_equal_means(baseline, group):
             return "equal in all runs"
         return (
             f"{gain_text(objective, gain, '.3g')}; there is no interval, because all seeds of a "
@@ -220,11 +225,18 @@ def not_distinguishable_text(baseline: Sample, group: Sample, needed: int | None
     counts = f"n = {baseline.count}"
     if baseline.count != group.count:
         counts += f" and {group.count}"
-    if baseline.mean == group.mean:
+    if needed is None and have_equal_means(baseline, group):
         return f"not distinguishable with {counts}; the means are equal"
     if needed is None:
         return f"not distinguishable with {counts}; not even {MAX_RUNS:,} {noun}s each would do"
     return f"not distinguishable with {counts}; about {needed:,} {noun}s each would be needed"
+
+
+def have_equal_means(baseline: Sample, group: Sample) -> bool:
+    """Return whether the means of two groups, each with a value, differ by rounding at most."""
+    assert baseline.mean is not None
+    assert group.mean is not None
+    return are_equal_apart_from_rounding(baseline.mean, group.mean)
 
 
 def percent(confidence: float) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.tools.statistics.samples import (
+    LARGEST_ROUNDING,
     ConfidenceInterval,
     Sample,
     paired_interval,
@@ -20,8 +21,6 @@ from common.tools.statistics.samples import (
 
 # With two pairs, Student's t has one degree of freedom, and hardly any difference is found.
 MIN_PAIRS = 3
-# Relative to the values. Rounding makes equal differences vary by less.
-LARGEST_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,8 @@ def contrast_by_seeds(
 ) -> Contrast:
     """Compare two groups in pairs if they have the same seeds, and by Welch's interval otherwise.
 
-    Pairs whose differences are all equal show no chance, so Welch's interval judges them.
+    Pairs whose differences are all equal, apart from rounding, show no chance, so Welch's interval
+    judges them.
 
     Args:
         first: the first group's finite values, by seed.
@@ -50,7 +50,10 @@ def contrast_by_seeds(
         largest_value = max(map(abs, [*first.values(), *second.values()]))
         if (differences.deviation or 0.0) > LARGEST_ROUNDING * largest_value:
             interval = paired_interval(differences, confidence)
-            return Contrast(interval, pairs_needed(differences, confidence), is_paired=True)
+            needed = pairs_needed(differences, confidence)
+            if needed is not None:
+                needed = max(needed, MIN_PAIRS)
+            return Contrast(interval, needed, is_paired=True)
     first_sample = Sample.of([*first.values()])
     second_sample = Sample.of([*second.values()])
     return welch_contrast(first_sample, second_sample, confidence)

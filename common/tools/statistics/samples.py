@@ -19,6 +19,8 @@ CONFIDENCE = 0.95  # confidence of an interval, if there is one comparison
 POWER = 0.8  # the probability with which `count_needed` runs find a difference
 MIN_RUNS = 2  # with fewer runs or values, there is no standard deviation
 MAX_RUNS = 10_000  # `count_needed` counts no further
+# Relative to the values. Metrics that were computed in float32 are rounded by a tenth of this.
+LARGEST_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -96,17 +98,18 @@ def welch_interval(first: Sample, second: Sample, confidence: float) -> Confiden
         return None
     if first.deviation is None or second.deviation is None:
         return None
-    first_variance = first.deviation**2 / first.count  # variance of the mean
-    second_variance = second.deviation**2 / second.count
-    variance = first_variance + second_variance
-    if variance == 0.0:
+    first_error = first.deviation / math.sqrt(first.count)  # standard error of the mean
+    second_error = second.deviation / math.sqrt(second.count)
+    # Squares of errors would overflow for the perplexity of a run that diverged.
+    error = math.hypot(first_error, second_error)
+    if error == 0.0:
         return None
-    first_share = first_variance / variance
-    second_share = second_variance / variance
+    first_share = (first_error / error) ** 2
+    second_share = (second_error / error) ** 2
     degrees = 1.0 / (first_share**2 / (first.count - 1) + second_share**2 / (second.count - 1))
     # Rounding may leave slightly less than the least possible value, which is 1.
     degrees = max(degrees, 1.0)
-    margin = quantile(0.5 + confidence / 2, degrees) * math.sqrt(variance)
+    margin = quantile(0.5 + confidence / 2, degrees) * error
     difference = second.mean - first.mean
     return ConfidenceInterval(
         difference, difference - margin, difference + margin, confidence, degrees
@@ -154,12 +157,12 @@ def runs_needed(first: Sample, second: Sample, confidence: float) -> int | None:
         return None
     if first.deviation is None or second.deviation is None:
         return None
-    variance = first.deviation**2 + second.deviation**2
-    if variance == 0.0:
+    deviation = math.hypot(first.deviation, second.deviation)
+    if deviation == 0.0:
         return None
     # The square of a tiny difference would underflow to 0, so divide first and square afterwards.
-    relative_deviation = math.sqrt(variance) / (second.mean - first.mean)
-    first_share = first.deviation**2 / variance
+    relative_deviation = deviation / (second.mean - first.mean)
+    first_share = (first.deviation / deviation) ** 2
     # With n runs in each group, Welch's degrees of freedom are n - 1 times this factor.
     degrees_factor = 1.0 / (first_share**2 + (1.0 - first_share) ** 2)
     return count_needed(relative_deviation, degrees_factor, confidence)
@@ -219,6 +222,11 @@ def detection_power(
     difference = math.sqrt(count / relative_variance)  # of the means, in standard errors
     excess = difference - limit * (1.0 - 1.0 / (4.0 * degrees))
     return NormalDist().cdf(excess / math.sqrt(1.0 + limit * limit / (2.0 * degrees)))
+
+
+def are_equal_apart_from_rounding(first: float, second: float) -> bool:
+    """Return whether two values differ by no more than rounding explains."""
+    return math.isclose(first, second, rel_tol=LARGEST_ROUNDING)
 
 
 def simultaneous_confidence(comparisons: int) -> float:

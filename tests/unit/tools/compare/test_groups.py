@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
+from common.objective import Objective
 from common.tools.compare.command import main
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.group_table import group_cells
 from common.tools.compare.missing_values import missing_value_warnings
 from common.tools.compare.plot import EVALUATION, draw_group
 from common.tools.compare.readers.sources import read_runs
-from common.tools.compare.sentences import ratio_text_of_single_runs
+from common.tools.compare.sentences import difference_text, ratio_text_of_single_runs
 from common.tools.compare.table import as_markdown, load_warnings, notes, table_cells
 from common.tools.compare.verdicts import GroupVerdict, verdict_lines, verdicts_of
+from common.tools.statistics.contrasts import contrast_by_seeds, welch_contrast
 from common.tools.statistics.samples import ConfidenceInterval, Sample
 from tests.unit.tools.compare.run_folders import rows, write_run
 
@@ -239,6 +243,41 @@ def test_equal_seeds_are_compared_in_pairs(tmp_path: Path) -> None:
         "95 % interval -0.05 to 0.45, paired by seed)"
     )
     assert verdict.contrast.is_paired
+
+
+SHIFT = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 10))
+
+
+@given(
+    counts=st.lists(st.integers(20, 340), min_size=10, max_size=10),
+    shifts=st.lists(SHIFT, min_size=1, max_size=5),
+    has_same_seeds=st.booleans(),
+)
+def test_equal_means_need_no_further_seeds(
+    counts: list[int], shifts: list[tuple[int, int, int]], has_same_seeds: bool
+) -> None:
+    """Both groups have as many hits in all, and only rounding makes their means differ."""
+    shifted = [*counts]
+    for source, target, hits in shifts:
+        if hits <= shifted[source]:
+            shifted[source] -= hits
+            shifted[target] += hits
+    baseline = {str(seed): count / 360 for seed, count in enumerate(counts)}
+    first_seed = 0 if has_same_seeds else 10
+    group = {str(first_seed + seed): count / 360 for seed, count in enumerate(shifted)}
+    contrast = contrast_by_seeds(baseline, group, 0.95)
+    samples = Sample.of([*baseline.values()]), Sample.of([*group.values()])
+    text = difference_text(Objective("accuracy", "max"), *samples, contrast)
+    assert "the means are equal" in text or text == "equal in all runs"
+
+
+@given(hits=st.integers(0, 360), seeds=st.integers(2, 9), other_seeds=st.integers(2, 9))
+def test_equal_constants_are_equal_in_all_runs(hits: int, seeds: int, other_seeds: int) -> None:
+    """A mean of equal values may be rounded."""
+    samples = Sample.of([hits / 360] * seeds), Sample.of([hits / 360] * other_seeds)
+    contrast = welch_contrast(*samples, 0.95)
+    text = difference_text(Objective("accuracy", "max"), *samples, contrast)
+    assert text == "equal in all runs"
 
 
 def test_minimised_objective_is_better_if_it_is_lower(tmp_path: Path) -> None:

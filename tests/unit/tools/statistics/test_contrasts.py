@@ -60,6 +60,28 @@ def test_other_groups_are_compared_by_welch(
     assert not contrast.is_paired
 
 
+@given(
+    counts=st.lists(st.integers(0, 350), min_size=3, max_size=10),
+    more=st.integers(1, 10),
+    precision=st.sampled_from(["float32", "float64"]),
+)
+def test_equal_differences_show_no_chance(counts: list[int], more: int, precision: str) -> None:
+    """Rounding makes accuracies differ a little, although each seed has as many more hits."""
+    first = (np.array(counts, precision) / np.array(360, precision)).tolist()
+    second = (np.array([count + more for count in counts], precision) / 360).tolist()
+    contrast = contrast_by_seeds(by_seed(first), by_seed(second), CONFIDENCE)
+    assert contrast == welch_contrast(Sample.of(first), Sample.of(second), CONFIDENCE)
+
+
+def test_needed_pairs_are_enough_for_pairs() -> None:
+    """Two seeds would be compared by Welch's interval."""
+    contrast = contrast_by_seeds(
+        by_seed([0.1, 0.2, 0.3]), by_seed([0.81, 0.9, 1.0]), confidence=CONFIDENCE
+    )
+    assert contrast.is_paired
+    assert contrast.runs_needed == 3
+
+
 @given(deviation=st.floats(0.2, 3.0), confidence=st.floats(0.8, 0.99))
 def test_needed_pairs_have_the_power(deviation: float, confidence: float) -> None:
     """The exact power, from SciPy's noncentral t, is 80 %, and one pair less would not reach it."""
