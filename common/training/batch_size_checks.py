@@ -74,13 +74,16 @@ def collective_in_loss(model: nn.Module, loader: Loader, compute_loss: ComputeLo
 class CollectiveFinder(TorchDispatchMode):
     """Records the name of the first operation that communicates with other processes."""
 
+    # Without this, torch refuses to run operations that call functions, such as `flex_attention`.
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.first_collective: str | None = None
 
     def __torch_dispatch__(
         self,
-        operation: torch._ops.OpOverload,
+        operation: torch._ops.OpOverload | torch._ops.HigherOrderOperator,
         types: Sequence[type],
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,

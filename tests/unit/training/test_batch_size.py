@@ -313,6 +313,15 @@ def test_loss_that_communicates_is_refused(tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
 
 
+def test_loss_whose_operations_call_functions_is_tried() -> None:
+    """Such an operation communicates with no process."""
+
+    def loss_by_value(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return model(torch.cond(batch.sum() > 0, torch.sin, torch.cos, (batch,))).mean(), None
+
+    refuse_unsuitable_loss(nn.Linear(3, 2), small_loader(), loss_by_value, 2, False)
+
+
 def test_loss_that_couples_samples_is_refused() -> None:
     """The recipe declares it, and nothing is tried."""
     with pytest.raises(UserError, match="couples_samples"):

@@ -7,6 +7,7 @@ the tensors themselves do not tell which is which.
 from collections.abc import Iterator
 
 import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as tree
 
@@ -43,7 +44,12 @@ class HostStorages:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Return the storage of a tensor; None if it has no storage of its own."""
+    """Return the storage of a tensor; None if it has no storage of its own.
+
+    A tensor within `torch.vmap` or `torch.func.grad` has that of the tensor that it wraps.
+    """
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
     local = tensor._local_tensor if is_sharded(tensor) else tensor
     return local.untyped_storage() if local.layout == torch.strided else None
 

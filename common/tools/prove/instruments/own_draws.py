@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.data.loader import Loader
@@ -69,7 +69,13 @@ class DrawObserver:
 
 
 class Draws(TorchDispatchMode):
-    """Observes the operations that get a random generator."""
+    """Observes the operations that get a random generator.
+
+    It does not look into operations that call functions, such as `flex_attention` and `torch.cond`.
+    """
+
+    # Without this, torch refuses to run operations that call functions.
+    supports_higher_order_operators = True
 
     def __init__(self, observer: DrawObserver) -> None:
         super().__init__()
@@ -77,7 +83,7 @@ class Draws(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        operation: OpOverload,
+        operation: OpOverload | HigherOrderOperator,
         types: object,
         arguments: tuple[Any, ...] = (),
         named: dict[str, Any] | None = None,
@@ -86,7 +92,11 @@ class Draws(TorchDispatchMode):
         named = named or {}
         # Operations without a generator draw from those whose states are compared, or not at all:
         # attention without dropout has the tag, too.
-        if torch.Tag.nondeterministic_seeded in operation.tags and has_generator(arguments, named):
+        if (
+            isinstance(operation, OpOverload)
+            and torch.Tag.nondeterministic_seeded in operation.tags
+            and has_generator(arguments, named)
+        ):
             self.observer.note_draw(operation.overloadpacket.__name__)
         return operation(*arguments, **named)
 

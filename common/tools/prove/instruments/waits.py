@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -212,7 +212,13 @@ class WaitObserver:
 
 
 class Operations(TorchDispatchMode):
-    """Observes the operations that reach the dispatcher."""
+    """Observes the operations that reach the dispatcher.
+
+    It does not look into operations that call functions, such as `flex_attention` and `torch.cond`.
+    """
+
+    # Without this, torch refuses to run operations that call functions.
+    supports_higher_order_operators = True
 
     def __init__(self, observer: WaitObserver) -> None:
         super().__init__()
@@ -220,7 +226,7 @@ class Operations(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        operation: OpOverload,
+        operation: OpOverload | HigherOrderOperator,
         types: object,
         arguments: Positional = (),
         named: Named | None = None,
@@ -229,7 +235,7 @@ class Operations(TorchDispatchMode):
         named = named or {}
         inputs = [*tensors_in((arguments, named))]
         has_device_tensors = not all(self.observer.is_host(tensor) for tensor in inputs)
-        if has_device_tensors:
+        if has_device_tensors and isinstance(operation, OpOverload):
             wait_in_words = self.dispatched_wait(operation, arguments, named)
             is_check = self.observer.function_name in CHECKED_ON_CPU
             if wait_in_words is not None and not is_check:

@@ -196,6 +196,11 @@ HARMLESS: dict[str, Callable[[torch.Tensor], object]] = {
     "one_hot of named classes": lambda values: F.one_hot(values.long(), num_classes=4),
     "cross entropy": lambda values: F.cross_entropy(values[None], torch.tensor([1])),
     "dropout": lambda values: F.dropout(values, 0.5),
+    "vmap": lambda values: torch.vmap(torch.sin)(values),
+    "gradients of samples": lambda values: torch.vmap(torch.func.grad(torch.sin))(values),
+    "choice of a function": lambda values: torch.cond(
+        values.sum() > 0, torch.sin, torch.cos, (values,)
+    ),
     "numbers of the host": lambda values: torch.tensor([1, 2]).tolist(),
     "draws on the host": lambda values: float(torch.rand(2).sum()),
     "Adam": update(torch.optim.Adam),

@@ -55,11 +55,19 @@ def attend(session: Session) -> None:
     F.scaled_dot_product_attention(rows, rows, rows).sum().backward()
 
 
+def choose_by_value(session: Session) -> None:
+    """This operation calls a function, so it has no tags."""
+    value = torch.ones(2)
+    torch.cond(value.sum() > 0, torch.sin, torch.cos, (value,))
+
+
 def test_draws_are_written_once_for_each_update(tmp_path: Path) -> None:
     assert draws_of(draw, tmp_path) == ["randn", "bernoulli_"] * 2
 
 
-@pytest.mark.parametrize("body", [draw_in_evaluation, attend, lambda session: torch.rand(2)])
+@pytest.mark.parametrize(
+    "body", [draw_in_evaluation, attend, choose_by_value, lambda session: torch.rand(2)]
+)
 def test_other_operations_are_not_written(body: Body, tmp_path: Path) -> None:
     """The states of torch's own generators are compared, so their draws are known."""
     assert draws_of(body, tmp_path) == []
