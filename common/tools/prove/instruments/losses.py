@@ -254,7 +254,8 @@ def divisor_of(
         return None
     if function not in CLASS_LOSSES or target.is_floating_point():
         return Divisor("elements", target.numel())
-    labels = target[target != ignored_label(options)]
+    # Torch takes labels of uint8, too, but as an index, they would be a mask.
+    labels = target[target != ignored_label(options)].long()
     weight = options.get("weight")
     if isinstance(weight, torch.Tensor):
         return Divisor("weights", float(weight.detach().double()[labels].sum()))

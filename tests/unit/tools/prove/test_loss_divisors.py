@@ -133,6 +133,7 @@ WEIGHT = torch.tensor([1.0, 2.0, 4.0])
     [
         ("cross_entropy", LABELS, {}, ("labels", 3)),
         ("cross_entropy", LABELS, {"weight": WEIGHT}, ("weights", 7)),
+        ("cross_entropy", torch.tensor([0, 1, 1, 2]).byte(), {"weight": WEIGHT}, ("weights", 9)),
         ("nll_loss", LABELS, {"ignore_index": 0, "weight": None}, ("labels", 3)),
         ("cross_entropy", LABELS, {"reduction": "sum"}, None),
         ("cross_entropy", LABELS, {"reduce": False}, None),
