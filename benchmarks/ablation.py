@@ -189,7 +189,11 @@ def main() -> None:
     plan.setdefault("runs", {variant: [] for variant in plan["variants"]})
     if "baseline" in plan:
         reference = next(iter(plan["variants"]))
-        plan["runs"][reference] = published_runs(REPOSITORY / plan["baseline"])
+        published = published_runs(REPOSITORY / plan["baseline"])
+        published_seeds = [run["seed"] for run in published]
+        # An earlier call may have trained further seeds.
+        trained = [run for run in plan["runs"][reference] if run["seed"] not in published_seeds]
+        plan["runs"][reference] = published + trained
     plan["machine"] = describe_machine()
     for seed in plan["seeds"]:
         for variant, flags in plan["variants"].items():

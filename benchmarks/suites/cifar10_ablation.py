@@ -10,7 +10,7 @@ more epochs to pay: alternating flips are random ones in the first epoch.
 
 With `--speedrun`, the variants are those of the speedrun: ten epochs with all training data. The
 published runs of the speedrun are the baseline. The figures are those of test data, as there, and
-describe what each idea brings. A run takes about ten minutes.
+describe what each idea brings. A run takes about ten minutes, so the default is one seed.
 
 Test-time augmentation is the exception: the recipe uses it for its last evaluation alone, so one
 variant adds it to the evaluations on validation data.
@@ -119,8 +119,8 @@ def make_plan(
     }
 
 
-def make_speedrun_plan(dataset: str) -> dict[str, Any]:
-    """Return a plan that takes each idea out of the speedrun, with one seed."""
+def make_speedrun_plan(dataset: str, seeds: list[int]) -> dict[str, Any]:
+    """Return a plan that takes each idea out of the speedrun."""
     left_out = {WITH_VIEWS, *(f"SGD instead of Muon, rate {rate}" for rate in SGD_RATES[:-1])}
     names = [name for name in dict.fromkeys([AS_IT_IS, *FLAGS, *EDITS]) if name not in left_out]
     return {
@@ -128,7 +128,7 @@ def make_speedrun_plan(dataset: str) -> dict[str, Any]:
         "figure": "test/accuracy_tta",
         "baseline": "benchmarks/results/cifar10_speedrun",
         "flags": ["--dataset", dataset, "--eval-every", "1000"],
-        "seeds": [0],
+        "seeds": seeds,
         "variants": {name: FLAGS.get(name, []) for name in names},
         "edits": {name: EDITS[name] for name in names if name in EDITS},
     }
@@ -138,16 +138,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("plan", type=Path, help="JSON file to write")
     parser.add_argument("--dataset", default="cifar10", help="name, Hub id or local folder")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--validation-share", type=float, default=0.1)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, help="default: 2")
+    parser.add_argument("--validation-share", type=float, help="default: 0.1")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2; --speedrun: 0")
     parser.add_argument("--speedrun", action="store_true", help="ten epochs, all training data")
     arguments = parser.parse_args()
-    if arguments.speedrun:
-        plan = make_speedrun_plan(arguments.dataset)
-    else:
+    epochs = arguments.epochs
+    validation_share = arguments.validation_share
+    if not arguments.speedrun:
         plan = make_plan(
-            arguments.dataset, arguments.epochs, arguments.validation_share, arguments.seeds
+            arguments.dataset,
+            2 if epochs is None else epochs,
+            0.1 if validation_share is None else validation_share,
+            arguments.seeds or [0, 1, 2],
+        )
+    elif epochs is None and validation_share is None:
+        plan = make_speedrun_plan(arguments.dataset, arguments.seeds or [0])
+    else:
+        parser.error(
+            "--speedrun trains for ten epochs with all training data: leave out --epochs and "
+            "--validation-share"
         )
     arguments.plan.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
     print(f"written: {arguments.plan}, {len(plan['variants'])} variants")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,13 @@ import pytest
 
 from benchmarks.harness.edited_recipe import edited_once, edited_recipe, edited_text
 from benchmarks.harness.recipe_side import load_recipe
+from benchmarks.suites import cifar10_ablation
 from benchmarks.suites.cifar10_ablation import AS_IT_IS, make_plan, make_speedrun_plan
 from tests.launch import REPOSITORY
 
 RECIPE = REPOSITORY / "recipes" / "cifar10_fast.py"
 PLAN = make_plan("cifar10", 2, 0.1, [0])
-SPEEDRUN_PLAN = make_speedrun_plan("cifar10")
+SPEEDRUN_PLAN = make_speedrun_plan("cifar10", [0])
 VARIANTS = [
     *(pytest.param(PLAN, variant, id=variant) for variant in PLAN["variants"]),
     *(
@@ -42,6 +45,42 @@ def test_plan_needs_validation_data() -> None:
     """Variants must not be compared on test data."""
     with pytest.raises(SystemExit, match="--validation-share above 0"):
         make_plan("cifar10", 2, 0.0, [0])
+
+
+def written_plan(monkeypatch: pytest.MonkeyPatch, folder: Path, *flags: str) -> dict[str, Any]:
+    """Return the plan that the script writes with these flags."""
+    path = folder / "plan.json"
+    monkeypatch.setattr(sys, "argv", ["cifar10_ablation.py", str(path), *flags])
+    cifar10_ablation.main()
+    plan: dict[str, Any] = json.loads(path.read_text())
+    return plan
+
+
+@pytest.mark.parametrize("seeds", [[], [3], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize(("flags", "expected"), [((), [0, 1, 2]), (("--speedrun",), [0])])
+def test_seeds_are_those_of_the_flag(
+    flags: tuple[str, ...],
+    expected: list[int],
+    seeds: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Both plans have a default of their own."""
+    words = ["--seeds", *map(str, seeds)] if seeds else []
+    assert written_plan(monkeypatch, tmp_path, *flags, *words)["seeds"] == (seeds or expected)
+
+
+@pytest.mark.parametrize("flag", ["--epochs", "--validation-share"])
+def test_flags_without_effect_are_refused(
+    flag: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The speedrun has epochs and data of its own."""
+    with pytest.raises(SystemExit):
+        written_plan(monkeypatch, tmp_path, "--speedrun", flag, "0")
+    assert "leave out --epochs and --validation-share" in capsys.readouterr().err
 
 
 def test_edits_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +85,38 @@ def test_differences_are_from_the_first_variant() -> None:
     assert "| no shifts | 86.00 % | -5.00 | 1.41 | 2 | 3 |" in table
 
 
+def publish(folder: Path, accuracies: Sequence[float]) -> None:
+    """Write finished runs with the seeds 0, 1, ..."""
+    for seed, accuracy in enumerate(accuracies):
+        run = folder / f"seed-{seed}"
+        run.mkdir(parents=True)
+        (run / "summary.json").write_text(json.dumps({"test/accuracy": accuracy}))
+
+
+def test_further_seeds_of_the_baseline_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A call that continues does not train them again."""
+    publish(tmp_path / "published", (0.90, 0.91))
+    plan = {
+        **PLAN,
+        "figure": "test/accuracy",
+        "baseline": str(tmp_path / "published"),
+        "seeds": [1, 2],
+    }
+    first = ablate(monkeypatch, tmp_path, {"test/accuracy": 0.85}, plan)
+    continued = {**json.loads(first.read_text()), "seeds": [1, 2, 3]}
+    output = ablate(monkeypatch, tmp_path, {"test/accuracy": 0.80}, continued)
+    runs = json.loads(output.read_text())["runs"]["as it is"]
+    accuracies = {run["seed"]: run["summary"]["test/accuracy"] for run in runs}
+    assert accuracies == {0: 0.90, 1: 0.91, 2: 0.85, 3: 0.80}
+
+
 def test_published_runs_are_the_baseline(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only the other variants are trained, and a sentence says what chance explains."""
-    accuracies = (0.90, 0.91, 0.92)
-    for seed, accuracy in enumerate(accuracies):
-        run = tmp_path / "published" / f"seed-{seed}"
-        run.mkdir(parents=True)
-        (run / "summary.json").write_text(json.dumps({"test/accuracy": accuracy}))
+    publish(tmp_path / "published", (0.90, 0.91, 0.92))
     plan = {
         **PLAN,
         "figure": "test/accuracy",
