@@ -86,3 +86,14 @@ def test_a_recipe_with_batch_norm_is_compared_in_float64(
         losses.append([update.loss for update in updates_of(run).values()])
     assert len(losses[0]) == UPDATES
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forking_python")
+def test_adversarial_training_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its second pass changes no guarantee: each sample moves by its own loss alone."""
+    receipt_path = tmp_path / "proof.json"
+    words = [str(RECIPE.with_name("bert.py")), "--adversarial", "0.08"]
+    words += ["--checks", "resumes,accumulation,processes,figures"]
+    main([*words, "--output", str(receipt_path), "--folder", str(tmp_path / "runs")])
+    assert read_receipt(receipt_path).passed, capsys.readouterr().out
