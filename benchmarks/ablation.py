@@ -134,7 +134,8 @@ def as_markdown(plan: dict[str, Any], name: str) -> str:
         figures = [figure_of(run, name) for run in runs]
         if not figures:
             continue
-        difference = mean(figures) - reference_mean
+        # Adding 0 turns -0.00 into 0.00.
+        difference = round(mean(figures) - reference_mean, 2) + 0.0
         cpu_seconds = [run["cpu_seconds"] for run in runs if "cpu_seconds" in run]
         rows.append(
             [
