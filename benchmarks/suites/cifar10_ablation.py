@@ -143,21 +143,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2; --speedrun: 0")
     parser.add_argument("--speedrun", action="store_true", help="ten epochs, all training data")
     arguments = parser.parse_args()
-    epochs = arguments.epochs
-    validation_share = arguments.validation_share
-    if not arguments.speedrun:
-        plan = make_plan(
-            arguments.dataset,
-            2 if epochs is None else epochs,
-            0.1 if validation_share is None else validation_share,
-            arguments.seeds or [0, 1, 2],
-        )
-    elif epochs is None and validation_share is None:
+    if arguments.speedrun:
+        if arguments.epochs is not None or arguments.validation_share is not None:
+            parser.error(
+                "--speedrun trains for ten epochs with all training data: leave out --epochs and "
+                "--validation-share"
+            )
         plan = make_speedrun_plan(arguments.dataset, arguments.seeds or [0])
     else:
-        parser.error(
-            "--speedrun trains for ten epochs with all training data: leave out --epochs and "
-            "--validation-share"
+        plan = make_plan(
+            arguments.dataset,
+            2 if arguments.epochs is None else arguments.epochs,
+            0.1 if arguments.validation_share is None else arguments.validation_share,
+            arguments.seeds or [0, 1, 2],
         )
     arguments.plan.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
     print(f"written: {arguments.plan}, {len(plan['variants'])} variants")

@@ -169,10 +169,15 @@ def tensors_in_bounded_deques(frame: FrameType, folder: Path) -> Iterator[torch.
         folder: the recipe's folder.
     """
     for container, _ in recipe_containers(frame, folder):
-        if isinstance(container, deque) and container.maxlen is not None:
+        if is_bounded(container):
             for leaf in tree.tree_leaves([*container]):
                 if isinstance(leaf, torch.Tensor):
                     yield leaf
+
+
+def is_bounded(container: Container) -> bool:
+    """Whether the number of a container's items has a limit."""
+    return isinstance(container, deque) and container.maxlen is not None
 
 
 def bytes_of_arrays(frame: FrameType, folder: Path) -> int:
@@ -187,9 +192,7 @@ def bytes_of_arrays(frame: FrameType, folder: Path) -> int:
     """
     sizes = {}
     for container, _ in recipe_containers(frame, folder):
-        if len(container) > MAX_SEARCHED_ITEMS:
-            continue
-        if isinstance(container, deque) and container.maxlen is not None:
+        if len(container) > MAX_SEARCHED_ITEMS or is_bounded(container):
             continue
         for leaf in tree.tree_leaves(container):
             if isinstance(leaf, np.ndarray):
