@@ -107,6 +107,19 @@ EXAMPLES: tuple[Example, ...] = (
         dataset="odd_text",
     ),
     Example(
+        "adversarial",
+        "bert",
+        (
+            *("--model", "scratch", "--epochs", 8, "--batch-size", 16, "--checkpoint-every", 4),
+            *("--learning-rate", "5e-3"),  # the default learns too little from so few samples
+        ),
+        target=0.85,  # 0.33 by guessing
+        same_on_two=("--max-steps", 2, "--batch-size", 8, "--dropout", 0),
+        searched="--distance",
+        space="0.001:0.01:log",
+        dataset="odd_text",
+    ),
+    Example(
         "two_heads",
         "mnist_mlp",
         (

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.edited_recipe import edited_once
 from common.tools.prove.command import main
 from common.tools.prove.comparison import UPDATES, updates_of
 from common.tools.prove.receipt import read_receipt
@@ -87,31 +86,3 @@ def test_a_recipe_with_batch_norm_is_compared_in_float64(
         losses.append([update.loss for update in updates_of(run).values()])
     assert len(losses[0]) == UPDATES
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("forking_python")
-def test_adversarial_training_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The page's second pass changes no guarantee: each sample moves by its own loss alone."""
-    page = (REPOSITORY / "docs" / "make-your-own.md").read_text()
-    section = page.split("## Adversarial training")[1].split("```")[1]
-    lines = [line.removeprefix("+") + "\n" for line in section.splitlines()[1:]]
-    imports = "from common.run import Run\n"
-    optimizer = "        optimizer = build_optimizer(model, config)\n"
-    start = (
-        "        run.start(description, compute_loss)  # resumes, opens the logs, shows the plan\n"
-    )
-    backward = "                accelerator.backward(loss)\n"
-    edits = [
-        (imports, imports + lines[0]),
-        (optimizer, "".join(lines[1:3]) + optimizer),
-        (start, lines[3]),
-        (backward, "".join(lines[4:])),
-    ]
-    recipe = tmp_path / "train.py"
-    recipe.write_text(edited_once(RECIPE.with_name("bert.py").read_text(), edits))
-    receipt_path = tmp_path / "proof.json"
-    words = [str(recipe)]
-    words += ["--checks", "resumes,accumulation,processes,figures"]
-    main([*words, "--output", str(receipt_path), "--folder", str(tmp_path / "runs")])
-    assert read_receipt(receipt_path).passed, capsys.readouterr().out
