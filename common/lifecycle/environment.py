@@ -3,10 +3,12 @@
 import platform
 from contextlib import suppress
 from importlib import metadata
+from pathlib import Path
 
 import torch
 
 from common.config import TrainingConfig
+from common.run_directory.code_digest import digest_of_code
 from common.run_directory.records import Environment
 from common.system.devices import device_name
 from common.system.git import commit_of_library
@@ -18,7 +20,7 @@ PACKAGES = ("torch", "accelerate", "transformers", "datasets", "wandb", "numpy")
 
 
 def current_environment(
-    config: TrainingConfig, accelerator: ShardingAccelerator, placement: str
+    config: TrainingConfig, accelerator: ShardingAccelerator, placement: str, recipe_file: Path
 ) -> Environment:
     """Return the hardware, settings and versions on which a run's figures depend.
 
@@ -26,6 +28,7 @@ def current_environment(
         config: the flags.
         accelerator: the run's Accelerator.
         placement: where batches are made, "device" or "workers".
+        recipe_file: the recipe's file.
     """
     world_size = accelerator.num_processes
     batch_size_of_rank = config.batch_size * config.gradient_accumulation_steps
@@ -44,6 +47,7 @@ def current_environment(
         python=platform.python_version(),
         versions=package_versions(),
         git_commit=commit_of_library(),
+        code_sha256=digest_of_code(recipe_file),
     )
 
 

@@ -86,7 +86,9 @@ def plan_run(
         memory_plan=memory_plan,
         profiler=profiler,
         data_facts=loaded.data.facts(),
-        environment=current_environment(context.config, context.accelerator, placement),
+        environment=current_environment(
+            context.config, context.accelerator, placement, context.recipe_file
+        ),
     )
 
 

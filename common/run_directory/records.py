@@ -65,6 +65,7 @@ class Environment(Record):
     python: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)  # versions of packages, by name
     git_commit: str | None = None
+    code_sha256: str | None = None  # of the code beside the recipe; see `digest_of_code`
 
 
 class DataFacts(Record):

@@ -27,6 +27,7 @@ def settings_of(run_config: RunConfig, run_configs: Sequence[RunConfig]) -> Sett
     return {
         **settings_that_must_agree(run_config),
         **settings_that_differ_on_purpose(run_config),
+        **settings_of_code(run_config, run_configs),
         **compared_flags(run_config, run_configs),
     }
 
@@ -77,15 +78,32 @@ def changes_of_recipe(run_config: RunConfig) -> Settings:
 def settings_that_differ_on_purpose(run_config: RunConfig) -> Settings:
     """Return the settings that often differ on purpose, apart from the flags."""
     environment = run_config.environment
-    settings: dict[str, object] = {
+    return {
         "processes": environment.world_size,
         # This is the precision that ran, also if `auto` chose it.
         "precision": precision_name(environment.mixed_precision),
         "updates planned": run_config.plan.total_steps,
-        "commit": environment.git_commit,
     }
+
+
+def settings_of_code(run_config: RunConfig, run_configs: Sequence[RunConfig]) -> Settings:
+    """Return digests of the code that trained.
+
+    If a run has no digest of the code beside its recipe, the commit takes its place. A commit says
+    less: it may change no code that trains, and changes may be uncommitted.
+
+    Args:
+        run_configs: all runs of the comparison.
+    """
+    settings: dict[str, object] = {}
     if run_config.source.sha256 is not None:
         settings["text of the recipe"] = shown_digest(run_config.source.sha256)
+    digest = run_config.environment.code_sha256
+    commit = run_config.environment.git_commit
+    if digest is not None and all(each.environment.code_sha256 for each in run_configs):
+        settings["code beside the recipe"] = shown_digest(digest)
+    else:
+        settings["commit"] = None if commit is None else shown_digest(commit)
     return settings
 
 

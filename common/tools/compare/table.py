@@ -10,6 +10,7 @@ from common.console.messages import CONSOLE
 from common.metric_names import MFU, OTHER_CPU, TRAINING_SECONDS
 from common.output.tables import markdown_table, print_table
 from common.system.printable import printable
+from common.system.wording import listed
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.figures import RunFigures
 from common.tools.compare.group_table import group_cells, has_repetitions
@@ -32,13 +33,23 @@ UNFAIR = "not a fair comparison"
 
 
 def unfair_warnings(comparison: Comparison) -> list[str]:
-    """Return one sentence for each run that can't fairly be compared with the baseline."""
+    """Return sentences on the runs that can't fairly be compared with the baseline.
+
+    Runs for which the sentence would be the same share one.
+    """
     texts_by_run: dict[str, list[str]] = {}
     for pair in comparison.unfair:
         text = f"{pair.label} {value_text(pair.baseline_value)} and {value_text(pair.value)}"
         texts_by_run.setdefault(pair.run, []).append(text)
+    runs_by_reason: dict[str, list[str]] = {}
+    for run, texts in texts_by_run.items():
+        runs_by_reason.setdefault("; ".join(texts), []).append(run)
     baseline = comparison.runs[0].name
-    return [f"{baseline} and {run}: {'; '.join(texts)}" for run, texts in texts_by_run.items()]
+    sentences = []
+    for reason, runs in runs_by_reason.items():
+        others = runs[0] if len(runs) == 1 else f"each of {listed(runs)}"
+        sentences.append(f"{baseline} and {others}: {reason}")
+    return sentences
 
 
 def load_warnings(comparison: Comparison) -> list[str]:
@@ -57,12 +68,11 @@ def load_warnings(comparison: Comparison) -> list[str]:
     if not busy_loads:
         return []
     metric = metric_named(OTHER_CPU)
-    texts = [f"{metric.text(load)} during {name}" for name, load in busy_loads.items()]
+    shares = [f"{metric.text(load)} during {name}" for name, load in busy_loads.items()]
     quiet_loads = [load for load in loads.values() if load < BUSY]
     others = f", and at most {metric.text(max(quiet_loads))} during others" if quiet_loads else ""
     return [
-        f"other programs used {' and '.join(texts)}{others}, of the machine's CPU time: "
-        f"the throughputs are {UNFAIR}"
+        f"other programs used CPU time, so the throughputs are {UNFAIR}: {listed(shares)}{others}"
     ]
 
 

@@ -7,9 +7,7 @@ from pathlib import Path
 from common.console import say
 from common.errors import UserError
 from common.output.tables import Row, markdown_table, print_table
-from common.run_directory.provenance import saved_attempts
 from common.run_directory.records import MODEL_FOLDER
-from common.storage.digests import shown_digest
 from common.storage.files import write_text
 from common.system.platforms import shown_path
 from common.tools.compare.comparison import Comparison, compare
@@ -168,12 +166,7 @@ def warnings_within_groups(comparison: Comparison) -> list[str]:
         runs = [comparison.runs[index] for index in group.run_indices]
         differences = compare(runs).differences
         differences.pop(SEED, None)
-        if "commit" in differences:
-            differences["commit"] = [shown_digest(str(commit)) for commit in differences["commit"]]
         texts = [f"{label} {values_text(values)}" for label, values in differences.items()]
-        known_codes = {saved_code(run) for run in runs} - {()}  # () stands for unknown code
-        if len(known_codes) > 1:
-            texts.append("code of the recipe or of its library")
         if texts:
             sentences.append(
                 f"the runs of {group.label} differ in more than the seed: {'; '.join(texts)}"
@@ -184,17 +177,6 @@ def warnings_within_groups(comparison: Comparison) -> list[str]:
 def values_text(values: Sequence[object]) -> str:
     """Return the different values of a setting, such as ``2.13.0 and 2.14.0``."""
     return " and ".join(dict.fromkeys(value_text(value) for value in values))
-
-
-def saved_code(run: RunRecord) -> tuple[tuple[str | None, str | None], ...]:
-    """Return the code of a run's last attempt: each folder's commit, and its patch's SHA-256.
-
-    The result is empty if the run did not save its code, or if the record of it is damaged.
-    """
-    attempts = saved_attempts(Path(run.source))
-    if not attempts:
-        return ()
-    return tuple((tree.commit, tree.patch_sha256) for tree in attempts[-1].trees)
 
 
 def has_validation_data(comparison: Comparison) -> bool:

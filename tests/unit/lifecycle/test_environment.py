@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,6 @@ def test_versions_leave_out_packages_that_are_not_installed(
     accelerator: Any = SimpleNamespace(
         device=torch.device("cpu"), num_processes=2, mesh=None, mixed_precision="no"
     )
-    current = current_environment(config, accelerator, "device")
+    current = current_environment(config, accelerator, "device", Path(__file__))
     assert current.versions == {"torch": torch.__version__}
     assert current.effective_batch_size == 32

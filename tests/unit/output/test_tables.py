@@ -6,6 +6,7 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from common.output import tables
 from common.system.printable import LOOKALIKES, PLAIN
@@ -66,6 +67,32 @@ def test_several_columns_fold_long_values(monkeypatch: pytest.MonkeyPatch) -> No
     written.truncate(0)
     tables.print_table([["", "a"], ["path", path]])
     assert path in written.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+@pytest.mark.parametrize("columns", [1, 3, 12, 30])
+def test_columns_that_do_not_fit_follow_below(
+    width: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No short value is folded, no line is too long, and each table repeats the names."""
+    rows = [["run", *(f"a heading of column {index}" for index in range(columns))]]
+    for name in ("first", "second"):
+        rows.append([name, *(f"{name[0]}{'x' * (index % 10)}{index}" for index in range(columns))])
+    monkeypatch.setattr(tables, "CONSOLE", Console(force_terminal=True, width=width))
+    written = io.StringIO()
+    monkeypatch.setattr("sys.stdout", written)
+    tables.print_table(rows, title="the title")
+    lines = [Text.from_ansi(line).plain for line in written.getvalue().splitlines()]
+    assert max(map(len, lines)) <= width
+    cells: dict[str, list[str]] = {"first": [], "second": []}
+    for line in lines:
+        name, *values = [text.strip() for text in line.strip("│").split("│")]
+        if name in cells:
+            cells[name] += values
+    assert [cells[name] for name, *_ in rows[1:]] == [values for _, *values in rows[1:]]
+    assert sum("the title" in line for line in lines) == 1
+    natural = tables.table_width([len("second"), *(len(cell) for cell in rows[0][1:])])
+    assert (natural <= width) == (len(lines) == 7)  # one table, with one line for the headings
 
 
 def test_nothing_commands_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

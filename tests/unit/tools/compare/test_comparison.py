@@ -170,6 +170,15 @@ def test_unfair_pair_is_named(path: str, value: Any, tmp_path: Path) -> None:
         assert shown in warning
 
 
+def test_runs_that_are_unfair_for_the_same_reason_share_a_warning(tmp_path: Path) -> None:
+    changes = {"mine": "resnet", "a": "bert", "b": "bert", "c": "mnist_mlp"}
+    sources = [write_run(tmp_path / name, {"recipe": recipe}) for name, recipe in changes.items()]
+    assert unfair_warnings(compare(read_runs(sources))) == [
+        "mine and each of a, b: recipe resnet and bert",
+        "mine and c: recipe resnet and mnist_mlp",
+    ]
+
+
 def test_runs_on_more_processes_show_their_efficiency(tmp_path: Path) -> None:
     """With the same effective batch, they compare fairly. A repetition has no ratio."""
     first = write_run(tmp_path / "two", {"environment.world_size": 2})

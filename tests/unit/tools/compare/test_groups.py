@@ -122,6 +122,22 @@ def test_what_may_matter_makes_another_group(changes: dict[str, Any], tmp_path: 
     assert len(compare(read_runs(sources)).groups) == 2
 
 
+def test_commits_do_not_matter_if_the_code_is_known(tmp_path: Path) -> None:
+    """A commit of a page changes no code, and code may change without a commit."""
+    sources = [
+        write_run(
+            tmp_path / f"{digest}-{commit}",
+            {"environment.code_sha256": digest * 64, "environment.git_commit": commit * 40},
+        )
+        for digest, commit in ("ac", "ad", "bd")
+    ]
+    groups = compare(read_runs(sources)).groups
+    assert [group.run_indices for group in groups] == [(0, 1), (2,)]
+    older = write_run(tmp_path / "older", {"environment.git_commit": "c" * 40})
+    groups = compare(read_runs([*sources, older])).groups
+    assert [group.run_indices for group in groups] == [(0, 3), (1, 2)]
+
+
 def test_groups_are_called_by_what_differs(tmp_path: Path) -> None:
     """A group's label is the flag and its value, and not the run's folder."""
     first = write_seeds(tmp_path / "a", LOW)
@@ -509,7 +525,7 @@ def test_machine_with_other_load_is_named(tmp_path: Path) -> None:
     unknown = write_run(tmp_path / "unknown", {"config.learning_rate": 0.3})
     comparison = compare(read_runs([quiet, busy, unknown]))
     (warning,) = load_warnings(comparison)
-    assert warning.startswith("other programs used 45% during busy, and at most 2% during others")
+    assert warning.endswith(": 45% during busy, and at most 2% during others")
     assert f"> **busy machine** {warning}" in as_markdown(comparison)
     cells = {label: values for label, *values in table_cells(comparison)}
     assert cells["CPU used by other programs"] == ["2%", "45%", "–"]
