@@ -108,7 +108,7 @@ def words_of_flag(name: str, value: object) -> list[str]:
     """Return the words of a flag and its value, such as ``["--hidden-sizes", "64", "32"]``."""
     if isinstance(value, bool):  # a switch has no value
         return [spelled(name if value else f"no_{name}")]
-    values = value if isinstance(value, tuple) else (value,)
+    values = value if isinstance(value, (tuple, list)) else (value,)  # a list is from JSON
     return [spelled(name), *map(str, values)]
 
 
@@ -175,13 +175,13 @@ def first_misfit(config_class: type, name: str, value: object) -> Misfit | None:
     """
     items = value if isinstance(value, tuple) else (value,)
     for item in items:
-        expected = expected_range(config_class, name, item)
+        expected = expected_values(config_class, name, item)
         if expected is not None:
             return Misfit(item, expected)
     return None
 
 
-def expected_range(config_class: type, name: str, value: object) -> str | None:
+def expected_values(config_class: type, name: str, value: object) -> str | None:
     """Return the values that a flag allows, in words; None if it allows `value`.
 
     Args:

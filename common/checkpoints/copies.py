@@ -106,7 +106,7 @@ class HostCopies:
         sources = with_each_tensor(files, torch.detach)  # a new dict, because `fetch` empties it
         size = sum(value.nbytes for tensors in files.values() for value in tensors.values())
         room = memory_room(self.device)
-        has_room = room is not None and size < room[0]  # `room` has the free bytes, then the total
+        has_room = room is not None and size < room.free
         if has_room:
             sources = with_each_tensor(sources, torch.clone)
         sources_ready = current_stream(self.device).record_event()

@@ -288,7 +288,7 @@ def load_in_dialects(opened: OpenedBuilder, dialects: dict[str, Dialect]) -> "Da
     for name, files in builder.config.data_files.items():
         parts = []
         # Only neighbouring files are read together, so that the rows keep their order.
-        for dialect, group in groupby(map(str, files), key=lambda file: dialects.get(file)):
+        for dialect, group in groupby(map(str, files), key=dialects.get):
             part = datasets.load_dataset(
                 "csv",
                 data_files={"train": [glob_pattern(file) for file in group]},

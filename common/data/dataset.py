@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from common.data.fingerprint import fingerprint_of_samples, fingerprint_of_splits
 from common.data.mistakes import empty_split_error
-from common.data.samples import Batch, Collate, Samples, preserved_generators, seed_generators
+from common.data.samples import Batch, Collate, Samples, preserved_generators, seed_for_sample
 from common.data.sources import DataSource
 from common.errors import UserError
 from common.run_directory.records import DataFacts
@@ -56,7 +56,7 @@ class DatasetSamples(Samples):
     def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
         rows = []
         for sample in samples.tolist():
-            seed_generators(self.seed, epoch, sample)
+            seed_for_sample(self.seed, epoch, sample)
             rows.append(self.dataset[sample])
         return self.collate(rows)
 
@@ -79,7 +79,7 @@ class DatasetSamples(Samples):
         run, because the digest must be the same for runs with different seeds.
         """
         with preserved_generators():
-            seed_generators(0, None, index)
+            seed_for_sample(0, None, index)
             return [self.dataset[index]]
 
 

@@ -343,9 +343,9 @@ def free_memory_bytes(device: torch.device) -> int:
 
     For a CPU, and for a device that does not report its memory, return that of this machine.
     """
-    free_and_total = memory_room(device)
-    if free_and_total is not None:
-        return free_and_total[0]
+    room = memory_room(device)
+    if room is not None:
+        return room.free
     try:
         return psutil.virtual_memory().available
     except (OSError, psutil.Error):  # there is no /proc

@@ -158,16 +158,26 @@ class BlockBatches(Sequence[torch.Tensor]):
         """
         if index >= len(self):
             raise IndexError(index)
+        return torch.from_numpy(self.samples_at(self.places_of(self.first + index)))
+
+    def places_of(self, number: int) -> np.ndarray:
+        """Return the places in the row of the samples of a micro-batch, int64 [batch_size].
+
+        Args:
+            number: the number of the micro-batch in the epoch.
+        """
         order = self.order
-        update, micro_batch = divmod(self.first + index, order.accumulation)
+        update, micro_batch = divmod(number, order.accumulation)
         # The positions of this micro-batch's samples in the global batch. They determine the lanes.
         start = (micro_batch * order.world_size + order.rank) * order.batch_size
         positions = np.arange(start, start + order.batch_size)
         samples_per_lane = order.global_batch // self.lanes
         lane, place_in_lane = np.divmod(positions, samples_per_lane)
-        # `places` are the positions of the samples in the row of blocks. Each lane has
-        # updates_per_epoch * samples_per_lane of them.
-        places = (lane * order.updates_per_epoch + update) * samples_per_lane + place_in_lane
+        # Each lane has updates_per_epoch * samples_per_lane places.
+        return (lane * order.updates_per_epoch + update) * samples_per_lane + place_in_lane
+
+    def samples_at(self, places: np.ndarray) -> np.ndarray:
+        """Return the indices of the samples at some places in the row, int64 [places]."""
         samples = np.empty_like(places)
         # The place in the row of the block that each sample is in.
         places_of_blocks = np.searchsorted(self.ends, places, side="right")
@@ -175,9 +185,10 @@ class BlockBatches(Sequence[torch.Tensor]):
             block = self.row[place_of_block]
             is_in_block = places_of_blocks == place_of_block
             place_in_block = places[is_in_block] - self.ends[place_of_block] + self.sizes[block]
-            shuffled_block = shuffled(int(self.sizes[block]), order.seed, self.epoch, int(block))
+            size = int(self.sizes[block])
+            shuffled_block = shuffled(size, self.order.seed, self.epoch, int(block))
             samples[is_in_block] = self.starts[block] + shuffled_block[place_in_block]
-        return torch.from_numpy(samples)
+        return samples
 
 
 @lru_cache(2 * MAX_LANES)

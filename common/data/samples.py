@@ -155,7 +155,7 @@ class Samples:
         and must not depend on which process makes the batches.
         """
         with preserved_generators():
-            seed_generators(self.seed, epoch, int(samples[0]))
+            seed_for_sample(self.seed, epoch, int(samples[0]))
             return self.fetch(samples, epoch)
 
     def fingerprint(self) -> str | None:
@@ -189,7 +189,7 @@ def preserved_generators() -> Iterator[None]:
         random.setstate(python_state)
 
 
-def seed_generators(run_seed: int, epoch: int | None, sample: int) -> None:
+def seed_for_sample(run_seed: int, epoch: int | None, sample: int) -> None:
     """Seed the random generators of the CPU by the run's seed, the epoch and a sample.
 
     So a transform draws the same numbers for a sample in any process.
@@ -198,8 +198,12 @@ def seed_generators(run_seed: int, epoch: int | None, sample: int) -> None:
         epoch: the number of the epoch; None in an evaluation.
         sample: the index of the sample; the first one, if a batch is made at once.
     """
-    seed = hash_integers(run_seed, -1 if epoch is None else epoch, sample)
+    seed_cpu_generators(hash_integers(run_seed, -1 if epoch is None else epoch, sample))
+
+
+def seed_cpu_generators(seed: int) -> None:
+    """Seed the random generators of the CPU: torch's, NumPy's and Python's."""
     # `torch.manual_seed` would also seed the generators of accelerators, which training uses.
     torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)  # NumPy takes no larger seed
     random.seed(seed)

@@ -44,8 +44,8 @@ def new_children(earlier_children: Sequence[BaseProcess]) -> list[BaseProcess]:
 def begin_worker(worker: int) -> None:
     """Prepare this process as a worker; torch calls it in each new worker, with its number.
 
-    The worker ignores a stop signal that goes to the whole job.
-    The run still needs batches until its last update. Then it ends its workers itself.
+    The worker ignores a stop signal that goes to the whole job: the run still needs batches until
+    its last update, and then ends its workers itself.
     """
     prepare_worker()
     # A forked worker inherits the setting to keep freed memory, which it would not use again.

@@ -63,7 +63,7 @@ def device_memory(device: torch.device) -> int:
     """
     room = devices.memory_room(device)
     if room is not None:
-        return room[1]  # the total; room[0] is free
+        return room.total
     return min([total_memory(), *container_limits()])
 
 

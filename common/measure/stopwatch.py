@@ -135,15 +135,19 @@ class Stopwatch:
 
         If there were no others, the first updates are counted.
         """
-        has_more = self.marked.updates > FIRST_UPDATES
-        return self.marked.since(self.first) if has_more else self.marked
+        return self.marked.since(self.first) if self.has_steady_updates else self.marked
+
+    @property
+    def has_steady_updates(self) -> bool:
+        """Whether the laps so far have updates after the first ones."""
+        return self.marked.updates > FIRST_UPDATES
 
     @property
     def useful_seconds(self) -> float:
         """The seconds that all updates would have taken without compilation and warming up."""
+        if not self.has_steady_updates:
+            return self.marked.seconds
         steady = self.whole_run
-        if steady is self.marked:  # there were only first updates, so `whole_run` counts them
-            return steady.seconds
         # Without warming up, the first updates would have taken as long as the others, but no
         # longer than they did take.
         first_seconds = FIRST_UPDATES * steady.seconds / steady.updates

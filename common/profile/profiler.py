@@ -29,14 +29,15 @@ from common.training.plan import Plan
 
 
 class Window(NamedTuple):
-    """The updates to time and to profile, counted from where this process starts or resumes.
+    """The numbers of updates after which each part of a measurement begins.
 
-    First, updates are timed without the profiler. Then it runs, and slows updates down.
+    First, updates are timed without the profiler. Then it runs, and slows updates down. Updates are
+    counted from where this process starts or resumes.
     """
 
-    timing: int  # the updates after this many are timed
-    warm_up: int  # the profiler runs after this many updates, but discards what it records
-    record: int  # the profiler keeps what it records after this many updates
+    timing_start: int
+    warm_up_start: int  # from here on the profiler runs, but discards what it records
+    record_start: int  # from here on the profiler keeps what it records
     end: int  # the profile ends after this many updates
 
 
@@ -57,13 +58,13 @@ def choose_window(first: int, total: int, interrupts: Callable[[int], bool]) -> 
         # The window ends no later than the run. A search over more than 10,000 updates would take
         # too long.
         latest = min(total - first - 2 * size - warm_up_size, FIRST_UPDATES + 10_000)
-        for timing in range(FIRST_UPDATES, latest + 1):
-            warm_up = timing + size
-            record = warm_up + warm_up_size
-            window = Window(timing, warm_up, record, record + size)
+        for timing_start in range(FIRST_UPDATES, latest + 1):
+            warm_up_start = timing_start + size
+            record_start = warm_up_start + warm_up_size
+            window = Window(timing_start, warm_up_start, record_start, record_start + size)
             # An evaluation after the last update before the window would disturb it: it is made
             # when the loop has its next batch. What follows the window's own last update would not.
-            if not any(interrupts(first + n) for n in range(window.timing, window.end)):
+            if not any(interrupts(first + n) for n in range(window.timing_start, window.end)):
                 return window
     # No window is free of evaluations and saves. Take the shortest window, in spite of them.
     shortest = Window(FIRST_UPDATES, FIRST_UPDATES + 1, FIRST_UPDATES + 2, FIRST_UPDATES + 3)
@@ -141,8 +142,8 @@ class Profiler:
             window: the updates to time and to profile.
             first: the update at which this process starts or resumes the run.
         """
-        yield from wait_for_updates(window.timing)
-        timed_updates = window.warm_up - window.timing
+        yield from wait_for_updates(window.timing_start)
+        timed_updates = window.warm_up_start - window.timing_start
         timed_seconds = yield from self.time_updates(timed_updates)
         busy_seconds_per_update = (timed_seconds - self.meter.waited) / timed_updates
         with self.stopwatch.stopped():
@@ -180,11 +181,11 @@ class Profiler:
             busy_seconds_per_update: see `Timing`.
         """
         # `profile` takes one item of this iterator for each update that it waits for.
-        updates = wait_for_updates(window.end - window.warm_up)
+        updates = wait_for_updates(window.end - window.warm_up_start)
         if self.accelerator.is_main_process:
             try:
                 yield from self.profile(window, updates, busy_seconds_per_update)
-                update_range = f"{first + window.warm_up + 1} to {first + window.end}"
+                update_range = f"{first + window.warm_up_start + 1} to {first + window.end}"
                 say(f"        updates {update_range} are left out of perf/; {self.folder}")
             except Exception as problem:  # a failed profile must not stop the training
                 warn(f"--profile failed ({cause_text(problem)}); training goes on")
@@ -202,8 +203,8 @@ class Profiler:
             busy_seconds_per_update: see `Timing`.
         """
         device = self.accelerator.device
-        warm_up_updates = window.record - window.warm_up
-        recorded_updates = window.end - window.record
+        warm_up_updates = window.record_start - window.warm_up_start
+        recorded_updates = window.end - window.record_start
         with ExitStack() as contexts:
             contexts.enter_context(without_native_messages())
             profile = self.torch_profile(warm_up_updates, recorded_updates)

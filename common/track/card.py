@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.config import TrainingConfig
 from common.data.dataset import Data
-from common.flags import role_of, spelled
+from common.flags import role_of, words_of_flag
 from common.measure.memory import peak_memory
 from common.metric_names import THROUGHPUT, TRAINING_SECONDS
 from common.objective import PREFIXES, Split
@@ -160,13 +160,10 @@ def flags_as_text(config: TrainingConfig, given_flags: Flags, all_of_them: bool 
         is_wanted = all_of_them or role_of(type(config), field.name).compared
         if value == field.default or not is_wanted:
             continue
-        if isinstance(value, bool):
-            words.append(spelled(field.name if value else f"no_{field.name}"))
-        else:
-            items = value if isinstance(value, list | tuple) else [value]
-            texts = [str(item) for item in items]
-            words.append(spelled(field.name))
-            words += texts if all_of_them else [without_folder(text) for text in texts]
+        flag_word, *value_words = words_of_flag(field.name, value)
+        if not all_of_them:
+            value_words = [without_folder(word) for word in value_words]
+        words += [flag_word, *value_words]
     return command_line(words) or "none"
 
 

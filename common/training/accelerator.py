@@ -186,8 +186,8 @@ def name_device_for_accelerate() -> bool:
     device = default_device()
     # `default_device` is a property of instances, but there is no instance yet. Its getter ignores
     # the instance, so it can be called with None.
-    accelerates_device = PartialState.default_device.fget(None)
-    if accelerates_device.type == device.type:
+    device_of_accelerate = PartialState.default_device.fget(None)
+    if device_of_accelerate.type == device.type:
         return True
     os.environ.setdefault("ACCELERATE_TORCH_DEVICE", device.type)
     return False

@@ -3,17 +3,16 @@
 `common.lifecycle.evaluations` decides when an evaluation is due.
 """
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import nn
 
 from common.checkpoints.adapters import RandomState
 from common.data.order import hash_integers
+from common.data.samples import seed_cpu_generators
 from common.models.compile import as_written
 from common.system.devices import seed_generator
 from common.training.sharding import ShardingAccelerator
@@ -55,9 +54,7 @@ def evaluation_mode(
 
 def seed_generators(device: torch.device, seed: int) -> None:
     """Seed the generators that `RandomState` restores: torch's, NumPy's, Python's, the device's."""
-    torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would seed all devices
-    np.random.seed(seed % 2**32)  # NumPy takes no larger seed
-    random.seed(seed)
+    seed_cpu_generators(seed)
     seed_generator(device, seed)
 
 

@@ -16,7 +16,7 @@ from common.flags import (
     as_typed,
     check_limits,
     check_number,
-    expected_range,
+    expected_values,
     flag,
     from_json,
     role_of,
@@ -197,9 +197,9 @@ def test_non_ascii_paths_are_accepted_in_any_locale(
 
     monkeypatch.setattr("common.flags.os.fsencode", fsencode)
     path = name.encode().decode(encoding, "surrogateescape")
-    assert expected_range(TrainingConfig, "output_dir", path) is None
+    assert expected_values(TrainingConfig, "output_dir", path) is None
     for wrong in (f"{path}\0", f"{path}\udcff", "\ud800"):
-        assert expected_range(TrainingConfig, "output_dir", wrong) == "text without NUL, in UTF-8"
+        assert expected_values(TrainingConfig, "output_dir", wrong) == "text without NUL, in UTF-8"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from common.system.devices.compilation import can_launch_graphs, has_compiler
 from common.system.devices.current import current_device, use
 from common.system.devices.host_copies import has_pinned_memory, to_device
 from common.system.devices.memory import (
+    MemoryRoom,
     allocated_bytes,
     empty_cache,
     has_own_memory_figures,
@@ -53,6 +54,7 @@ from common.system.devices.timing import has_timed_events, profiler_activity, re
 __all__ = [
     "USE_CPU_VARIABLE",
     "FusedOptimizer",
+    "MemoryRoom",
     "allocated_bytes",
     "can_launch_graphs",
     "current_device",

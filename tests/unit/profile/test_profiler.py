@@ -30,8 +30,15 @@ def test_window_lies_between_evaluations(first: int, every: int) -> None:
     """No evaluation disturbs the timed and the profiled updates; timed updates come first."""
     window = choose_window(first, first + 200, lambda step: step % every == 0)
     assert window is not None
-    assert FIRST_UPDATES <= window.timing < window.warm_up < window.record < window.end <= 200
-    assert not [n for n in range(window.timing, window.end) if (first + n) % every == 0]
+    assert (
+        FIRST_UPDATES
+        <= window.timing_start
+        < window.warm_up_start
+        < window.record_start
+        < window.end
+        <= 200
+    )
+    assert not [n for n in range(window.timing_start, window.end) if (first + n) % every == 0]
 
 
 def test_window_is_as_large_as_the_run_allows() -> None:
