@@ -42,6 +42,11 @@ class Objective(NamedTuple):
         return f"{self.metric}:{self.mode}"
 
     @property
+    def validation_key(self) -> str:
+        """The name under which evaluations on validation data log the metric."""
+        return f"val/{self.metric}"
+
+    @property
     def best_key(self) -> str:
         """The name in `summary.json` of the best value on validation data."""
         return f"val/best_{self.metric}"

@@ -140,7 +140,7 @@ def stop_recording(config: "DataclassInstance") -> set[str]:
     return flags_read
 
 
-def unread_flags(config: "DataclassInstance", stated_values: Mapping[str, object]) -> list[str]:
+def unread_flags(config: "DataclassInstance", given_flags: Mapping[str, object]) -> list[str]:
     """Return the flags that a user set, that change what is learned, and that nothing has read.
 
     The flags are in the order of the fields. A flag at its default counts as not set, and so does a
@@ -148,12 +148,12 @@ def unread_flags(config: "DataclassInstance", stated_values: Mapping[str, object
 
     Args:
         config: the flags. `record_reads` was called on them, and this call stops the recording.
-        stated_values: the flags as they were when the run was first started.
+        given_flags: all flags of the first start, before any was resolved.
     """
     flags_read = stop_recording(config)
     unread = []
     for field in dataclasses.fields(config):
-        value = stated_values.get(field.name, field.default)
+        value = given_flags.get(field.name, field.default)
         value = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
         role = stated_metadata(type(config), field.name)["role"]
         changes_learning = role in ("learning", "size")

@@ -19,7 +19,7 @@ SECONDS_TO_EXIT = 60.0
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
-def report_of(run_name: str) -> str:
+def report_key(run_name: str) -> str:
     """Return the key of a run's report in the process group's store.
 
     The store may serve several runs, so the key has the name of the run.
@@ -34,7 +34,7 @@ def claim_report(run_name: str) -> None:
     """
     if is_main_rank() and torch.distributed.is_initialized():
         with suppress(RuntimeError):  # the launcher, which keeps claims, has ended
-            claim(report_of(run_name))
+            claim(report_key(run_name))
 
 
 def report_once(error: UserError, request: StopRequest, run_name: str) -> None:
@@ -54,7 +54,7 @@ def report_once(error: UserError, request: StopRequest, run_name: str) -> None:
     """
     if not torch.distributed.is_initialized():
         return
-    reporting_rank = wait_for_claim(request, report_of(run_name))
+    reporting_rank = wait_for_claim(request, report_key(run_name))
     if reporting_rank == rank():
         error.speak()
         return
@@ -63,19 +63,22 @@ def report_once(error: UserError, request: StopRequest, run_name: str) -> None:
         wait_for_signal(request, SECONDS_TO_EXIT)
 
 
-def wait_for_claim(request: StopRequest, report: str) -> int | None:
+def wait_for_claim(request: StopRequest, key: str) -> int | None:
     """Return the rank that prints the error; if no rank claims it in time, claim it for this one.
 
     The result is None if a signal came before any rank had claimed it. It is rank 0 if ranks can't
     claim anything any more.
+
+    Args:
+        key: the key of the report: see `report_key`.
     """
     deadline = time.monotonic() + SECONDS_TO_CLAIM
     try:
-        while claiming_rank(report) is None and time.monotonic() < deadline:
+        while claiming_rank(key) is None and time.monotonic() < deadline:
             if request.reason is not None:
                 return None
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        return claim(report)
+        return claim(key)
     except RuntimeError:  # the launcher or rank 0, which keeps claims, has ended
         return 0
 

@@ -32,6 +32,6 @@ class ConfigResolution:
             if flags[name] != value:
                 setattr(self.config, name, value)
 
-    def end(self) -> None:
+    def freeze(self) -> None:
         """Freeze the config until the run is over. No flag changes any more."""
         self.config.freeze()

@@ -1,6 +1,7 @@
 """The first stage of a run: its Accelerator, its directory, and the parts that need no data."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from common.checkpoints.adapters import RandomState
@@ -42,9 +43,12 @@ def set_up(
     resolution = ConfigResolution(config)
     progress = Progress()
     source = RecipeSource(recipe_file)
-    parsed_objective, accelerator, directory = take_directory(
-        config, recipe_file.stem, objective, ddp
-    )
+    with noting_refusal(config):
+        parsed_objective = Objective.parse(objective)
+        accelerator = build_accelerator(config, ddp)
+        # Rank 0 waits at most this long for the directory. Other ranks wait longer for rank 0.
+        patience = config.collective_timeout / 2
+        directory = take_run_directory(config, recipe_file.stem, patience)
     checkpoints = make_checkpoints(config, accelerator, directory)
     # `--evaluate-only` saves nothing, so a signal may end it at once.
     request = StopRequest(acts_on_signals=not config.evaluate_only)
@@ -73,24 +77,17 @@ def set_up(
     )
 
 
-def take_directory(
-    config: TrainingConfig, recipe: str, objective: str, ddp: Mapping[str, object] | None
-) -> tuple[Objective, ShardingAccelerator, RunDirectory]:
-    """Parse the objective, build the Accelerator, and take the run directory.
+@contextmanager
+def noting_refusal(config: TrainingConfig) -> Iterator[None]:
+    """Note a mistake that ends the command in the block, in the status of the run to resume.
 
-    If a mistake in any of these ends the command, `write_refusal` notes it in the status of the
-    run to resume. Otherwise a supervisor would repeat the command forever.
+    Otherwise a supervisor would repeat the command forever.
     """
     try:
-        parsed_objective = Objective.parse(objective)
-        accelerator = build_accelerator(config, ddp)
-        # Rank 0 waits at most this long for the directory. Other ranks wait longer for rank 0.
-        patience = config.collective_timeout / 2
-        directory = take_run_directory(config, recipe, patience)
+        yield
     except UserError as error:
         write_refusal(config.output_dir, outcome_of(error), resume=config.resume is not None)
         raise
-    return parsed_objective, accelerator, directory
 
 
 def make_checkpoints(

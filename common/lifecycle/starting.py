@@ -75,7 +75,7 @@ def plan_run(
     profiler = make_profiler(context, plan)
     keep_own_parts(context, loaded)
     context.flag_resolution.resolve(**flags_of_data(loaded.data))
-    context.flag_resolution.end()
+    context.flag_resolution.freeze()
     placement = loaded.loaders["train"].placement
     return PlannedRun(
         context=context,

@@ -38,38 +38,43 @@ class TrainingLoop:
             UserError: the loop recorded no update in a whole epoch.
             Preempted: a rank was asked to stop, and everything is saved.
         """
-        context = self.context
-        progress = context.progress
-        rehearsal = self.evaluations.rehearsal
-        plan = started.plan
+        progress = self.context.progress
+        meters = self.context.meters
         started.kept.model.train()
-        context.meters.start()
-        while progress.global_step < plan.total_steps:
+        meters.start()
+        while progress.global_step < started.plan.total_steps:
             first_step = progress.global_step
-            epoch, step_in_epoch = divmod(first_step, plan.updates_per_epoch)
-            epoch_batches = loader.epoch(epoch, step_in_epoch)
-            batches = started.profiler.watch(epoch_batches, loader, first_step)
-            while progress.global_step < plan.total_steps:
-                wait_began = time.perf_counter()
-                item = next(batches, None)
-                if item is None:
-                    break
-                batch, batch_work = item
-                wait_seconds = time.perf_counter() - wait_began
-                self.current_work = batch_work, wait_seconds
-                if rehearsal.is_wanted:
-                    # A resumed run may begin with a real evaluation, which replaces the rehearsal.
-                    is_evaluation_due = self.evaluations.is_due(plan, started.loaded)
-                    rehearsal.make_due(is_replaced=is_evaluation_due)
-                with started.memory_plan.watching(batch_work):
-                    yield batch
-                rehearsal.end()  # also for a loop that has not called `run.record`
-                if context.decisions.stopping:
-                    # This saves nothing if the loop has saved after this update.
-                    saving.save_and_leave(started)
+            yield from self.batches_of_epoch(started, loader)
             if progress.global_step == first_step:
                 raise no_update_error()
-        context.meters.stopwatch.stop()
+        meters.stopwatch.stop()
+
+    def batches_of_epoch(self, started: StartedRun, loader: Loader) -> Iterator[Batch]:
+        """Yield training batches from the current update to the end of its epoch, or of the run."""
+        progress = self.context.progress
+        rehearsal = self.evaluations.rehearsal
+        plan = started.plan
+        epoch, step_in_epoch = divmod(progress.global_step, plan.updates_per_epoch)
+        epoch_batches = loader.epoch(epoch, step_in_epoch)
+        batches = started.profiler.watch(epoch_batches, loader, progress.global_step)
+        while progress.global_step < plan.total_steps:
+            wait_began = time.perf_counter()
+            item = next(batches, None)
+            if item is None:
+                return
+            batch, batch_work = item
+            wait_seconds = time.perf_counter() - wait_began
+            self.current_work = batch_work, wait_seconds
+            if rehearsal.is_wanted:
+                # A resumed run may begin with a real evaluation, which replaces the rehearsal.
+                is_evaluation_due = self.evaluations.is_due(plan, started.loaded)
+                rehearsal.make_due(is_replaced=is_evaluation_due)
+            with started.memory_plan.watching(batch_work):
+                yield batch
+            rehearsal.end()  # also for a loop that has not called `run.record`
+            if self.context.decisions.stopping:
+                # This saves nothing if the loop has saved after this update.
+                saving.save_and_leave(started)
 
     def clip(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Clip the gradients' global norm in place; skip the update if the norm is not finite."""

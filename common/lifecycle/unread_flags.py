@@ -21,7 +21,7 @@ from common.ranks.agreement import gather_from_ranks
 from common.run_directory.records import Flags
 
 
-def refuse_unread_flags(context: Context, stated_flags: Flags) -> None:
+def refuse_unread_flags(context: Context, given_flags: Flags) -> None:
     """End the run if the user stated a flag that nothing uses; called on all ranks.
 
     By the end of the first update, the run has used most flags. If the recipe's source has a line
@@ -29,12 +29,12 @@ def refuse_unread_flags(context: Context, stated_flags: Flags) -> None:
     may never reach it.
 
     Args:
-        stated_flags: the flags as they were when the run was first started.
+        given_flags: all flags of the first start, before any was resolved.
 
     Raises:
         UserError: no rank has used a flag, and no line of the recipe may use it.
     """
-    unread_on_rank = unread_flags(context.config, stated_flags)
+    unread_on_rank = unread_flags(context.config, given_flags)
     unread_on_ranks = gather_from_ranks(context.accelerator, unread_on_rank)
     unread = [name for name in unread_on_rank if all(name in names for names in unread_on_ranks)]
     if not unread:

@@ -29,7 +29,7 @@ MAX_SKIPS_IN_A_ROW = 25
 # The guard reads its norms once this many are unread, even if no log line is due. Each update adds
 # one norm for each network. The number must be well below 166, because 166 overflows in a row halve
 # the loss scale to 0.
-MAX_UNCHECKED = 100
+MAX_UNREAD_NORMS = 100
 
 
 class GuardState(TypedDict):
@@ -62,22 +62,20 @@ class GradientGuard:
         # The norm of the network that was clipped first.
         self.grad_norm = torch.zeros((), device=accelerator.device)
         self.by_layer = by_layer
-        self.gradient_norms: dict[str, torch.Tensor] = {}  # by parameter name, with `by_layer`
+        # The norm of each gradient of the same network, by parameter name; only with `by_layer`.
+        self.parameter_norms: dict[str, torch.Tensor] = {}
         # On a CPU, reading the norm costs nothing and mostly saves the multiplication.
         self.reads_norm = accelerator.device.type == "cpu" and not self.is_fp16
         self.skipped = 0
-        self.skipped_in_a_row: list[int] = []  # for each network, in the order of `numbers`
-        self.numbers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+        self.skipped_in_a_row: list[int] = []  # for each network, by its number
+        self.network_numbers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
         # Norms on the device that nobody has read yet, each with the number of its network.
-        self.unchecked: list[tuple[int, torch.Tensor]] = []
+        self.unread_norms: list[tuple[int, torch.Tensor]] = []
         # A network's parameters are listed only once, because that costs as much as clipping.
         self.parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
-        # The ids of each network's parameters that had gradients in the last update.
-        self.trained: WeakKeyDictionary[nn.Module, list[int]] = WeakKeyDictionary()
-        # The ids of each network's parameters that were frozen at the first update.
-        self.frozen_at_first: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
+        self.unfreezing = UnfreezingWatch(accelerator)
         # For each optimizer that `mark` has marked, the hook that removes marks after its steps.
-        self.unmarking: WeakKeyDictionary[Optimizer, RemovableHandle] = WeakKeyDictionary()
+        self.unmarking_hooks: WeakKeyDictionary[Optimizer, RemovableHandle] = WeakKeyDictionary()
 
     def clip(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Clip the global norm of a network's gradients, and mark an update that is not finite.
@@ -100,10 +98,10 @@ class GradientGuard:
             if gradient is not None:
                 trained.append(parameter)
                 gradients.append(gradient)
-        self.watch_unfreezing(model, optimizer, trained)
+        self.unfreezing.check(model, optimizer, parameters, trained)
         # If gradients are sharded, each rank knows only the norm of its own shards.
         norm = norm_over_ranks(nn.utils.get_total_norm(gradients, foreach=True))
-        self.unchecked.append((self.numbers[model], norm))
+        self.unread_norms.append((self.network_numbers[model], norm))
         # The log has the norm of the network that was clipped first, which stands first here.
         if model is next(iter(self.parameters)):
             self.remember_norms(model, gradients, norm)
@@ -117,53 +115,10 @@ class GradientGuard:
 
     def number_network(self, model: nn.Module) -> None:
         """Give a network the next number, by which its skipped updates in a row are counted."""
-        self.numbers[model] = len(self.numbers)
-        if len(self.skipped_in_a_row) < len(self.numbers):  # a checkpoint may have the count
+        self.network_numbers[model] = len(self.network_numbers)
+        # A checkpoint may have the count of this network already.
+        if len(self.skipped_in_a_row) < len(self.network_numbers):
             self.skipped_in_a_row.append(0)
-
-    def watch_unfreezing(
-        self, model: nn.Module, optimizer: Optimizer, trained: list[nn.Parameter]
-    ) -> None:
-        """Raise a `UserError` if a parameter was unfrozen that no optimizer updates.
-
-        Each update calls this method. It looks at the optimizers only if the parameters with
-        gradients differ from those of the last update.
-        """
-        trained_ids = [*map(id, trained)]
-        if model not in self.trained:
-            self.frozen_at_first[model] = {
-                id(parameter) for parameter in self.parameters[model] if not parameter.requires_grad
-            }
-        elif trained_ids != self.trained[model]:
-            unfrozen = self.frozen_at_first[model].intersection(trained_ids)
-            self.require_optimizer(model, optimizer, unfrozen)
-        self.trained[model] = trained_ids
-
-    def require_optimizer(self, model: nn.Module, optimizer: Optimizer, unfrozen: set[int]) -> None:
-        """Raise a `UserError` if an unfrozen parameter is in no optimizer.
-
-        Args:
-            optimizer: the one whose gradients are clipped now. The Accelerator may not have
-                prepared it.
-            unfrozen: the ids of those parameters of `model` that have been unfrozen.
-        """
-        updated: set[int] = set()
-        for known_optimizer in [*self.accelerator._optimizers, optimizer]:
-            updated.update(map(id, parameters_of(known_optimizer)))
-        not_updated = unfrozen - updated
-        for name, parameter in model.named_parameters():
-            if id(parameter) in not_updated:
-                raise UserError(
-                    (
-                        f"{name.removeprefix('module.')} was unfrozen, but no prepared optimizer "
-                        "has it, so it would not be trained"
-                    ),
-                    advice=(
-                        "create the optimizer before you freeze layers, or add the parameters that "
-                        "you unfreeze later with optimizer.add_param_group({'params': ...}) before "
-                        "accelerator.prepare"
-                    ),
-                )
 
     def remember_norms(
         self, model: nn.Module, gradients: list[torch.Tensor], norm: torch.Tensor
@@ -174,7 +129,7 @@ class GradientGuard:
             parameters = self.accelerator.unwrap_model(model).named_parameters()
             names = [name for name, parameter in parameters if parameter.grad is not None]
             norms = torch._foreach_norm(gradients)
-            self.gradient_norms = dict(zip(names, norms, strict=True))
+            self.parameter_norms = dict(zip(names, norms, strict=True))
 
     def clip_on_device(
         self, optimizer: FusedOptimizer, gradients: list[torch.Tensor], norm: torch.Tensor
@@ -227,13 +182,13 @@ class GradientGuard:
         # torch's optimizers lack this attribute until something sets it.
         earlier = getattr(optimizer, "found_inf", None)
         optimizer.found_inf = found_inf if earlier is None else torch.maximum(earlier, found_inf)
-        if optimizer not in self.unmarking:
-            self.unmarking[optimizer] = optimizer.register_step_post_hook(remove_mark)
+        if optimizer not in self.unmarking_hooks:
+            self.unmarking_hooks[optimizer] = optimizer.register_step_post_hook(remove_mark)
 
     @property
     def is_due(self) -> bool:
         """Whether `check` should be called even though no log line is due."""
-        return len(self.unchecked) >= MAX_UNCHECKED
+        return len(self.unread_norms) >= MAX_UNREAD_NORMS
 
     def count_skipped(self) -> None:
         """Read the norms that are still on the device, and count the skipped updates among them.
@@ -241,11 +196,11 @@ class GradientGuard:
         Each network has its own count of updates in a row. One network of several may overflow in
         each update while the others are healthy.
         """
-        if not self.unchecked:
+        if not self.unread_norms:
             return
-        numbers = [number for number, _ in self.unchecked]
-        norms = torch.stack([norm for _, norm in self.unchecked]).tolist()
-        self.unchecked.clear()
+        numbers = [number for number, _ in self.unread_norms]
+        norms = torch.stack([norm for _, norm in self.unread_norms]).tolist()
+        self.unread_norms.clear()
         for number, norm in zip(numbers, norms, strict=True):
             if math.isfinite(norm):
                 self.skipped_in_a_row[number] = 0
@@ -317,10 +272,10 @@ class GradientGuard:
         The result is empty without `by_layer`. This must be called on all ranks, because the norms
         of sharded gradients are combined in collectives.
         """
-        norms = [norm_over_ranks(norm) for norm in self.gradient_norms.values()]
+        norms = [norm_over_ranks(norm) for norm in self.parameter_norms.values()]
         values = torch.stack(norms).tolist() if norms else []
         sums_of_squares = defaultdict[str, float](float)
-        for name, norm in zip(self.gradient_norms, values, strict=True):
+        for name, norm in zip(self.parameter_norms, values, strict=True):
             layer = name.rpartition(".")[0]
             sums_of_squares[f"gradients/{layer}"] += norm**2
         return {metric: math.sqrt(total) for metric, total in sums_of_squares.items()}
@@ -337,6 +292,71 @@ class GradientGuard:
         self.grad_norm = torch.tensor(state["grad_norm"], device=self.accelerator.device)
         self.skipped = state["skipped"]
         self.skipped_in_a_row = [*state["skipped_in_a_row"]]
+
+
+class UnfreezingWatch:
+    """Refuses parameters that were unfrozen while no optimizer updates them."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        # The ids of each network's parameters that had gradients in the last update.
+        self.trained_ids: WeakKeyDictionary[nn.Module, list[int]] = WeakKeyDictionary()
+        # The ids of each network's parameters that were frozen at the first update.
+        self.ids_frozen_at_first: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
+
+    def check(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        parameters: list[nn.Parameter],
+        trained: list[nn.Parameter],
+    ) -> None:
+        """Raise a `UserError` if a parameter was unfrozen that no optimizer updates.
+
+        Each update calls this method. It looks at the optimizers only if the parameters with
+        gradients differ from those of the last update.
+
+        Args:
+            parameters: all parameters of `model`.
+            trained: those of them that have gradients now.
+        """
+        trained_ids = [*map(id, trained)]
+        if model not in self.trained_ids:
+            self.ids_frozen_at_first[model] = {
+                id(parameter) for parameter in parameters if not parameter.requires_grad
+            }
+        elif trained_ids != self.trained_ids[model]:
+            unfrozen_ids = self.ids_frozen_at_first[model].intersection(trained_ids)
+            self.require_optimizer(model, optimizer, unfrozen_ids)
+        self.trained_ids[model] = trained_ids
+
+    def require_optimizer(
+        self, model: nn.Module, optimizer: Optimizer, unfrozen_ids: set[int]
+    ) -> None:
+        """Raise a `UserError` if an unfrozen parameter is in no optimizer.
+
+        Args:
+            optimizer: the one whose gradients are clipped now. The Accelerator may not have
+                prepared it.
+            unfrozen_ids: the ids of those parameters of `model` that have been unfrozen.
+        """
+        updated_ids: set[int] = set()
+        for known_optimizer in [*self.accelerator._optimizers, optimizer]:
+            updated_ids.update(map(id, parameters_of(known_optimizer)))
+        not_updated_ids = unfrozen_ids - updated_ids
+        for name, parameter in model.named_parameters():
+            if id(parameter) in not_updated_ids:
+                raise UserError(
+                    (
+                        f"{name.removeprefix('module.')} was unfrozen, but no prepared optimizer "
+                        "has it, so it would not be trained"
+                    ),
+                    advice=(
+                        "create the optimizer before you freeze layers, or add the parameters that "
+                        "you unfreeze later with optimizer.add_param_group({'params': ...}) before "
+                        "accelerator.prepare"
+                    ),
+                )
 
 
 def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:

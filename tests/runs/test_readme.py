@@ -434,7 +434,7 @@ def test_flags_are_taken_as_written(line: str, monkeypatch: pytest.MonkeyPatch) 
         if words[:2] == ["recipes", "vary"]:
             variants, flags = read_variants(words[2:])
             recipe = load_recipe(REPOSITORY / variants.recipe)
-            assert parse_space(flags, recipe, least=0)[0] or variants.num_processes != "1"
+            assert parse_space(flags, recipe, least_searched=0)[0] or variants.num_processes != "1"
             continue
         if words[:2] == ["recipes", "tune"] and "recipes/" in command:
             settings = read_command_line(words[2:])[1]

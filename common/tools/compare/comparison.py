@@ -94,7 +94,7 @@ def worst_of_best(runs: Sequence[RunRecord], objective: Objective) -> float | No
     runs_with_objective = [run for run in runs if run.objective == objective]
     if len(runs_with_objective) < 2:
         return None
-    best_values = [objective.best(run.values(run.goal)) for run in runs_with_objective]
+    best_values = [objective.best(run.values(run.objective_key)) for run in runs_with_objective]
     known = [value for value in best_values if value is not None]
     worst = min if objective.mode == "max" else max
     return worst(known, default=None)

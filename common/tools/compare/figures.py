@@ -103,11 +103,13 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
     best_split, final_split = run.splits
     final = final_metrics(run)
     # A run without a summary has not ended, so its best value is the best of its rows so far.
-    best = run.summary.get(run.objective.best_key, run.objective.best(run.values(run.goal)))
+    best = run.summary.get(
+        run.objective.best_key, run.objective.best(run.values(run.objective_key))
+    )
     memory_kind, peak = peak_memory(run)
     metrics = {name: figure_of_run(run, name) for name in FIGURES}
     metrics[PEAK] = peak  # runs log no metric of this name
-    can_reach_target = target is not None and bool(run.values(run.goal))
+    can_reach_target = target is not None and bool(run.values(run.objective_key))
     row_at_target = first_row_at_target(run, target)
     return RunFigures(
         status=status_text(run),
@@ -197,7 +199,7 @@ def first_row_at_target(run: RunRecord, target: float | None) -> Mapping[str, fl
     if target is None:
         return {}
     for row in run.rows:
-        if run.goal in row and run.objective.reaches(row[run.goal], target):
+        if run.objective_key in row and run.objective.reaches(row[run.objective_key], target):
             return row
     return {}
 

@@ -112,7 +112,7 @@ def cells_of(
         if known_indices:
             cell += row.suffix(known_indices[0])
         if number > 0 and has_ratio:  # group 0 is the baseline
-            cell += ratio_text(sample, samples[0])
+            cell += ratio_suffix(sample, samples[0])
         cells.append(cell)
     return cells
 
@@ -124,7 +124,7 @@ def mean_and_deviation_text(metric: Metric, sample: Sample) -> str:
     return f"{metric.text(sample.mean)} ± {metric.text(sample.deviation)}"
 
 
-def ratio_text(sample: Sample, baseline: Sample) -> str:
+def ratio_suffix(sample: Sample, baseline: Sample) -> str:
     """Return the ratio of two means as a suffix of a cell; empty if it is unknown."""
     if sample.mean is None or not baseline.mean:  # nothing can be divided by 0
         return ""

@@ -10,7 +10,7 @@ from common.tools.compare.setting_text import value_text
 from common.tools.compare.settings import Settings, differing_settings
 
 SEED_FLAG = "seed"
-SEED = spelled(SEED_FLAG)
+SEED_LABEL = spelled(SEED_FLAG)  # the label of its setting
 # The most characters of a label that has settings; see `label_groups`.
 MAX_LABEL_LENGTH = 48
 
@@ -58,7 +58,9 @@ def indices_by_key(keys: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 def group_key(settings: Settings) -> str:
     """Return a text that is equal for runs of one group. The order of the flags does not matter."""
-    settings_without_seed = {label: value for label, value in settings.items() if label != SEED}
+    settings_without_seed = {
+        label: value for label, value in settings.items() if label != SEED_LABEL
+    }
     return json.dumps(settings_without_seed, sort_keys=True, default=str)
 
 
@@ -79,7 +81,9 @@ def label_groups(
     if len(indices_of_groups) == len(runs):
         return names
     settings_of_groups = [settings_of_runs[indices[0]] for indices in indices_of_groups]
-    differing_labels = [label for label in differing_settings(settings_of_groups) if label != SEED]
+    differing_labels = [
+        label for label in differing_settings(settings_of_groups) if label != SEED_LABEL
+    ]
     labels = [settings_text(settings, differing_labels) for settings in settings_of_groups]
     is_readable = all(0 < len(label) <= MAX_LABEL_LENGTH for label in labels)
     has_repetition = len(set(labels)) < len(labels)

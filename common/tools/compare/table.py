@@ -105,7 +105,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 def target_text(comparison: Comparison) -> str:
     """Return the target with the label of its metric, such as ``accuracy 0.9000``."""
-    metric = metric_named(comparison.runs[0].goal)
+    metric = metric_named(comparison.runs[0].objective_key)
     return f"{metric.label} {metric.text(comparison.target)}"
 
 

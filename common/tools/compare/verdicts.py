@@ -108,13 +108,15 @@ def verdicts_of(comparison: Comparison, *, in_training: bool = False) -> list[Gr
         for group in comparison.groups
     ]
     pairs = pairs_to_judge(groups)
-    repeated_pairs = [pair for pair in pairs if pair[0].is_repeated and pair[1].is_repeated]
-    confidence = simultaneous_confidence(len(repeated_pairs))
+    repeated_pair_count = sum(
+        baseline.is_repeated and other.is_repeated for baseline, other in pairs
+    )
+    confidence = simultaneous_confidence(repeated_pair_count)
     verdicts: list[GroupVerdict] = []
-    for baseline, group in pairs:
+    for baseline, other in pairs:
         for verdict in (
-            verdict_on_objective(baseline, group, confidence, in_training),
-            verdict_on_throughput(baseline, group, confidence),
+            verdict_on_objective(baseline, other, confidence, in_training),
+            verdict_on_throughput(baseline, other, confidence),
         ):
             if verdict is not None:
                 verdicts.append(verdict)
@@ -160,9 +162,9 @@ def pairs_to_judge(groups: Sequence[GroupFigures]) -> list[tuple[GroupFigures, G
     """
     first = groups[0]
     pairs = []
-    for baseline, group in combinations(groups, 2):
-        if baseline is first or (baseline.is_repeated and group.is_repeated):
-            pairs.append((baseline, group))
+    for baseline, other in combinations(groups, 2):
+        if baseline is first or (baseline.is_repeated and other.is_repeated):
+            pairs.append((baseline, other))
     return pairs
 
 
@@ -244,31 +246,31 @@ def are_repeated(first: Sample, second: Sample) -> bool:
 
 def make_verdict(
     baseline: RunGroup,
-    group: RunGroup,
+    other: RunGroup,
     figure: str,
     text: str,
     baseline_sample: Sample,
-    group_sample: Sample,
+    other_sample: Sample,
     contrast: Contrast,
 ) -> GroupVerdict:
     """Return the verdict on one figure of two groups.
 
     Args:
         baseline_sample: the baseline's values, at least one.
-        group_sample: the group's values, at least one.
+        other_sample: the other group's values, at least one.
     """
     assert baseline_sample.mean is not None
-    assert group_sample.mean is not None
+    assert other_sample.mean is not None
     return GroupVerdict(
-        group=group.label,
+        group=other.label,
         baseline=baseline.label,
         figure=figure,
         text=text,
-        count=group_sample.count,
+        count=other_sample.count,
         baseline_count=baseline_sample.count,
-        difference=group_sample.mean - baseline_sample.mean,
+        difference=other_sample.mean - baseline_sample.mean,
         contrast=contrast,
-        is_repeated=are_repeated(baseline_sample, group_sample),
+        is_repeated=are_repeated(baseline_sample, other_sample),
     )
 
 

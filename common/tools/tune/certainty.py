@@ -13,12 +13,13 @@ from statistics import NormalDist
 from common.flags import field_name
 from common.objective import Objective
 from common.tools.compare.figures import standard_error
+from common.tools.compare.groups import SEED_FLAG
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.sentences import decimals_for, percent, scale_of
 from common.tools.recipe import Recipe
 from common.tools.statistics.contrasts import contrast_by_seeds
 from common.tools.statistics.samples import ConfidenceInterval, simultaneous_confidence
-from common.tools.tune.ranking import SEED, TrialGroup, group_trials
+from common.tools.tune.ranking import TrialGroup, group_trials
 from common.tools.tune.space import Space
 from common.track.names import metric_named
 
@@ -89,7 +90,7 @@ def has_default_values(run: RunRecord, recipe: Recipe, space: Space) -> bool:
     defaults = defaults_of(recipe)
     for flag in space:
         name = field_name(flag)
-        if flag != SEED and run.flags.get(name) != defaults[name]:
+        if flag != SEED_FLAG and run.flags.get(name) != defaults[name]:
             return False
     return True
 
@@ -102,7 +103,9 @@ def flags_without_default(recipe: Recipe, space: Space) -> list[str]:
     """
     defaults = defaults_of(recipe)
     return [
-        f"--{flag}" for flag in space if flag != SEED and defaults.get(field_name(flag)) is None
+        f"--{flag}"
+        for flag in space
+        if flag != SEED_FLAG and defaults.get(field_name(flag)) is None
     ]
 
 

@@ -10,14 +10,12 @@ from optuna.trial import FrozenTrial
 
 from common.flags import field_name
 from common.objective import Objective
-from common.tools.compare.groups import name_of_group, settings_text
+from common.tools.compare.groups import SEED_FLAG, name_of_group, settings_text
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.repetitions import means_of_seeds
 from common.tools.compare.settings import Settings
 from common.tools.statistics.samples import MIN_RUNS
 from common.tools.tune.space import Space
-
-SEED = "seed"  # the flag, as a search space names it
 
 
 @dataclass(frozen=True)
@@ -75,18 +73,18 @@ def sign_of(objective: Objective) -> int:
 
 def settings_key_of_run(run: RunRecord, space: Space) -> str:
     """Return a text that is equal for runs with the same searched values except for the seed."""
-    names = sorted(field_name(flag) for flag in space if flag != SEED)
+    names = sorted(field_name(flag) for flag in space if flag != SEED_FLAG)
     return json.dumps([run.flags.get(name) for name in names], default=str)
 
 
 def searched_settings(run: RunRecord, space: Space) -> Settings:
     """Return a run's values of the searched flags except for the seed, by flag."""
-    return {flag: run.flags.get(field_name(flag)) for flag in space if flag != SEED}
+    return {flag: run.flags.get(field_name(flag)) for flag in space if flag != SEED_FLAG}
 
 
 def settings_key_of_trial(trial: FrozenTrial) -> str:
     """Return a text that is equal for trials with the same values except for the seed."""
-    values = {flag: value for flag, value in trial.params.items() if flag != SEED}
+    values = {flag: value for flag, value in trial.params.items() if flag != SEED_FLAG}
     return json.dumps(values, sort_keys=True, default=str)
 
 
@@ -127,7 +125,7 @@ def mean_over_seeds(trials: Sequence[FrozenTrial]) -> float:
     """Return the mean over the seeds; the trials of one seed count once, with their mean."""
     values_by_seed: dict[object, list[float]] = {}
     for trial in trials:
-        values_by_seed.setdefault(trial.params.get(SEED), []).append(value_of(trial))
+        values_by_seed.setdefault(trial.params.get(SEED_FLAG), []).append(value_of(trial))
     return fmean(fmean(values) for values in values_by_seed.values())
 
 

@@ -168,7 +168,7 @@ def values_tried(space: Space, run: RunRecord) -> dict[str, object]:
         else:
             kept_value = number_in_range(distribution, value)
         if kept_value is None:
-            refuse(run, f"--{flag} {value}, which is outside the search space")
+            refuse_foreign_run(run, f"--{flag} {value}, which is outside the search space")
         values[flag] = kept_value
     return values
 
@@ -225,7 +225,9 @@ def require_shared_flags(
         UserError: the run has a different recipe or flag, so it is not a trial of this search.
     """
     if run.saved_config.recipe != recipe.path.stem:
-        refuse(run, f"the recipe {run.saved_config.recipe} instead of {recipe.path.stem}")
+        refuse_foreign_run(
+            run, f"the recipe {run.saved_config.recipe} instead of {recipe.path.stem}"
+        )
     stated = stated_flags(run)
     may_differ = {field_name(flag) for flag in space}
     if expected.get("effective_batch_size") is not None:
@@ -239,10 +241,10 @@ def require_shared_flags(
         # that it chose. JSON has a list instead of a tuple.
         accepted = ("auto", tuple(run_value) if isinstance(run_value, list) else run_value)
         if expected_value not in accepted and role_of(recipe.config_class, name).compared:
-            refuse(run, f"{spelled(name)} {run_value} instead of {expected_value}")
+            refuse_foreign_run(run, f"{spelled(name)} {run_value} instead of {expected_value}")
 
 
-def refuse(run: RunRecord, difference: str) -> None:
+def refuse_foreign_run(run: RunRecord, difference: str) -> None:
     """Raise a `UserError`, because this search did not start the run in a trial's directory.
 
     Args:

@@ -108,14 +108,9 @@ class Search:
     study: Study
 
     @property
-    def metric_name(self) -> str:
-        """The name under which trials log the objective's metric, such as ``val/accuracy``."""
-        return f"val/{self.objective.metric}"
-
-    @property
     def metric(self) -> Metric:
         """How the objective's metric is shown."""
-        return metric_named(self.metric_name)
+        return metric_named(self.objective.validation_key)
 
     def run(self) -> None:
         """Run the remaining trials. On Ctrl-C the current trial saves itself.
@@ -198,7 +193,7 @@ class Search:
         record = None  # stays None if the run ends before it has written `config.json`
         for record in run.follow():
             self.require_validation_data(trial, record)
-            values = intermediate_values(record, self.metric_name)
+            values = intermediate_values(record, self.objective.validation_key)
             new_steps = values.keys() - reported_steps
             for step in sorted(new_steps):
                 trial.report(values[step], step)

@@ -19,13 +19,15 @@ Space = dict[str, Distribution]  # by name of a flag, without its dashes
 FLAGS_OF_ONE_RUN = ("output_dir", "resume", "run_name", "evaluate_only", "target")
 
 
-def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[Space, list[str]]:
+def parse_space(
+    words: Sequence[str], recipe: Recipe, least_searched: int = 1
+) -> tuple[Space, list[str]]:
     """Split the words of a command line into the flags to search and the shared flags.
 
     Args:
         words: flags of the recipe, with ranges and choices for the flags to search.
         recipe: the recipe, whose own parser checks the ends of each range and every choice.
-        least: the number of flags that must have several values.
+        least_searched: the number of flags that must have several values.
 
     Returns:
         The values to search, and the words that all runs share.
@@ -56,7 +58,7 @@ def parse_space(words: Sequence[str], recipe: Recipe, least: int = 1) -> tuple[S
         else:
             space[flag.removeprefix("--")] = distribution
     check_with_recipe(space, shared, recipe)
-    if len(space) < least:
+    if len(space) < least_searched:
         examples = (
             "a range, as in --learning-rate 0.01:1:log, or choices, as in --batch-size 64,128"
         )

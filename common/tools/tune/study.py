@@ -91,7 +91,7 @@ def rebuild_if_inconsistent(
         difference = on_disk.disagreement(study, space, objective.best_key)
     if difference is None:
         return study
-    trials = on_disk.as_trials(space, objective.best_key, f"val/{objective.metric}")
+    trials = on_disk.as_trials(space, objective.best_key, objective.validation_key)
     with writing(str(path)):
         renamed_path = put_aside(path)
     say(

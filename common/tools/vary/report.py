@@ -12,7 +12,7 @@ from common.storage.files import write_text
 from common.system.platforms import shown_path
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.group_table import group_cells, has_repetitions
-from common.tools.compare.groups import SEED, SEED_FLAG
+from common.tools.compare.groups import SEED_FLAG, SEED_LABEL
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.readers.sources import read_runs
 from common.tools.compare.setting_text import value_text
@@ -165,7 +165,7 @@ def warnings_within_groups(comparison: Comparison) -> list[str]:
     for group in comparison.groups:
         runs = [comparison.runs[index] for index in group.run_indices]
         differences = compare(runs).differences
-        differences.pop(SEED, None)
+        differences.pop(SEED_LABEL, None)
         texts = [f"{label} {values_text(values)}" for label, values in differences.items()]
         if texts:
             sentences.append(

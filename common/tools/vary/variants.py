@@ -83,7 +83,7 @@ def run_variants(
         UserError: the command line is wrong, in which case nothing has run; or some runs failed.
     """
     # No flag needs to vary, because several seeds of a single variant are useful, too.
-    space, shared = parse_space(flags, load_recipe(Path(recipe)), least=0)
+    space, shared = parse_space(flags, load_recipe(Path(recipe)), least_searched=0)
     refuse_ranges(space)
     sets_seed = "seed" in space or "--seed" in shared
     check_seeds(seeds, sets_seed=sets_seed)

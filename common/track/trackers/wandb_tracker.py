@@ -105,7 +105,7 @@ class WandbTracker(Tracker):
 
         Until the run ends, W&B itself keeps only the latest value there. Sweeps use the best.
         """
-        value = row.get(f"val/{self.objective.metric}")
+        value = row.get(self.objective.validation_key)
         if value is None:
             return
         values = [value] if self.best is None else [self.best, value]

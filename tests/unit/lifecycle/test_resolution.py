@@ -93,7 +93,7 @@ def test_resolved_flags_are_frozen(name: str, reads_are_recorded: bool) -> None:
     resolution = ConfigResolution(config)
     resolution.resolve(epochs=3)
     config.width = 32
-    resolution.end()
+    resolution.freeze()
     values = dict(vars(config))
     with pytest.raises(UserError, match=rf"config\.{name} after run\.start"):
         setattr(config, name, 5)

@@ -45,7 +45,7 @@ class RunRecord:
         return (splits[0], splits[-1]) if splits else ("validation", "validation")
 
     @property
-    def goal(self) -> str:
+    def objective_key(self) -> str:
         """The name under which training logs the objective's metric, such as ``val/accuracy``."""
         return f"{PREFIXES[self.splits[0]]}/{self.objective.metric}"
 

@@ -46,7 +46,7 @@ class EvaluatedBatch:
 
 
 @dataclass
-class Evaluation:
+class WatchedEvaluation:
     """What the loaders have given to one evaluation, and what its model has got."""
 
     phase: Phase | None = None  # None until a loader has given a batch
@@ -83,7 +83,7 @@ class EvaluatedRowsObserver:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.evaluation: Evaluation | None = None  # None outside of an evaluation
+        self.evaluation: WatchedEvaluation | None = None  # None outside of an evaluation
 
     def __deepcopy__(self, memo: object) -> "EvaluatedRowsObserver":
         """Return the same object. A recipe may copy its model, which has this object's hook."""
@@ -99,7 +99,7 @@ class EvaluatedRowsObserver:
         """Watch the model that an evaluation uses, and write the records at its end."""
         with original(run, model) as bare_model:
             outer_evaluation = self.evaluation  # a recipe may evaluate two models side by side
-            evaluation = Evaluation()
+            evaluation = WatchedEvaluation()
             self.evaluation = evaluation
             hook = bare_model.register_forward_pre_hook(self.before_forward, with_kwargs=True)
             try:
@@ -130,7 +130,7 @@ class EvaluatedRowsObserver:
             yield batch, work
 
     def note_batch(
-        self, evaluation: Evaluation, loader: Loader, samples: Sequence[int], batch: object
+        self, evaluation: WatchedEvaluation, loader: Loader, samples: Sequence[int], batch: object
     ) -> None:
         """Note the values of each sample of a batch.
 
@@ -160,7 +160,7 @@ class EvaluatedRowsObserver:
             if len(tensor) <= samples:  # more rows are not samples, but tokens or the like
                 evaluation.model_inputs.update(digest_of(row) for row in tensor)
 
-    def write_records(self, evaluation: Evaluation) -> None:
+    def write_records(self, evaluation: WatchedEvaluation) -> None:
         """Write an `EvaluatedRows` for each split that an evaluation has read."""
         sizes: Counter[str] = Counter()
         for batch in evaluation.batches:

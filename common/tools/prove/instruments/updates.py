@@ -17,13 +17,13 @@ from torch.nn import utils
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from common.checkpoints.adapters import bare_optimizer
 from common.checkpoints.shards import is_sharded
 from common.lifecycle.stages import Context, StartedRun
 from common.lifecycle.training_loop import TrainingLoop
 from common.run import Run
 from common.tools.prove.records.instrument_records import OptimizerStep, SampleMixing
 from common.tools.prove.session import Session
+from common.training.gradients import parameters_of
 from common.training.unequal_weights import networks_of
 
 FIRST_WEIGHTS = "weights-first.safetensors"
@@ -78,7 +78,7 @@ class UpdateObserver:
 
         Clipping makes large norms equal, which would hide gradients of the wrong size.
         """
-        for parameter in parameters_of(bare_optimizer(optimizer)):
+        for parameter in parameters_of(optimizer):
             self.unclipped_squares[id(parameter)] = squared_gradient(parameter)
         original(run, model, optimizer)
 
@@ -150,14 +150,6 @@ def copy_on_host(tensor: torch.Tensor) -> torch.Tensor:
     if is_sharded(values):
         values = values.full_tensor()  # type: ignore[attr-defined]
     return values.cpu().contiguous().clone()
-
-
-def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    """Return the parameters of all groups of an optimizer."""
-    parameters = []
-    for group in optimizer.param_groups:
-        parameters += group["params"]
-    return parameters
 
 
 def squared_gradient(parameter: torch.Tensor) -> float:
