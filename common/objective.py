@@ -73,9 +73,13 @@ class Objective(NamedTuple):
                 advice=f"{remedy}, or pass another --target",
             )
 
-    def best(self, values: Iterable[float]) -> float | None:
-        """Return the best value; None if there are no values. NaN is never the best."""
-        numbers = [value for value in values if not math.isnan(value)]
+    def best(self, values: Iterable[float | None]) -> float | None:
+        """Return the best value; None if none is known. NaN is never the best.
+
+        Args:
+            values: the values to choose from; an unknown value is None.
+        """
+        numbers = [value for value in values if value is not None and not math.isnan(value)]
         if not numbers:
             return None
         return max(numbers) if self.mode == "max" else min(numbers)

@@ -48,8 +48,7 @@ class Best:
             step: the update after which the model was evaluated.
             loss: the loss of the same evaluation, which decides between equal values.
         """
-        values = [value] if self.value is None else [self.value, value]
-        best = self.objective.best(values)
+        best = self.objective.best([self.value, value])
         if best != self.value:  # the new value is better than all earlier values
             self.value = best
             self.step = step

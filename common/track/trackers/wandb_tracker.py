@@ -108,8 +108,7 @@ class WandbTracker(Tracker):
         value = row.get(self.objective.validation_key)
         if value is None:
             return
-        values = [value] if self.best is None else [self.best, value]
-        self.best = self.objective.best(values)
+        self.best = self.objective.best([self.best, value])
         if self.best is not None:  # None: no value so far is a number
             self.wandb_run.summary[self.objective.best_key] = self.best
 
