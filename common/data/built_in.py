@@ -105,17 +105,23 @@ def read_paragraphs(library: Path) -> tuple[dict[str, int], list[int]]:
     """
     paragraphs: dict[str, int] = {}
     topics: list[int] = []
+    for number, (topic, docstring) in enumerate(topics_and_docstrings(library)):
+        topics.append(topic)
+        for paragraph in docstring.split("\n\n"):
+            text = paragraph.strip()
+            if len(text) >= SHORTEST:
+                # A paragraph of an earlier docstring keeps that docstring's number.
+                paragraphs.setdefault(text, number)
+    return paragraphs, topics
+
+
+def topics_and_docstrings(library: Path) -> Iterator[tuple[int, str]]:
+    """Yield the docstrings of the modules in `TOPICS`, each after its index into `TOPICS`."""
     for topic, modules in enumerate(TOPICS.values()):
         for module in modules.split():
             for file in module_files(library, module):
                 for docstring in docstrings_of(file):
-                    for paragraph in docstring.split("\n\n"):
-                        text = paragraph.strip()
-                        if len(text) >= SHORTEST:
-                            # A paragraph of an earlier docstring keeps that docstring's number.
-                            paragraphs.setdefault(text, len(topics))
-                    topics.append(topic)
-    return paragraphs, topics
+                    yield topic, docstring
 
 
 def module_files(library: Path, module: str) -> list[Path]:

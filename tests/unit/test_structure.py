@@ -41,6 +41,7 @@ TRACKS = {
     f"common.track.{module}"
     for module in ("flat_config", "names", "trackers.tracker", "trackers.wandb_environment")
 }
+FLAG_WORDS = "common.tools.flag_words"
 PARSER = "common.tools.parser"
 RECIPE = "common.tools.recipe"
 STATISTICS = "common.tools.statistics"
@@ -53,6 +54,7 @@ TUNE = "common.tools.tune"
 # `__main__` names the tools' modules as text, so that it imports only the one that runs.
 TOOLS = {
     "common.tools.__main__": BASE,
+    FLAG_WORDS: BASE,
     PARSER: BASE,
     STATISTICS: set(),
     COMPARE: BASE | TRACKS | {PARSER, STATISTICS},
@@ -60,7 +62,7 @@ TOOLS = {
     ROWS: BASE | TRACKS,
     TENSORS: set(),
     LAUNCHING: BASE | {COMPARE},
-    TUNE: BASE | TRACKS | {PARSER, RECIPE, COMPARE, LAUNCHING, STATISTICS},
+    TUNE: BASE | TRACKS | {FLAG_WORDS, PARSER, RECIPE, COMPARE, LAUNCHING, STATISTICS},
     "common.tools.workspace": BASE | TRACKS | {PARSER, COMPARE},
     "common.tools.vary": BASE | TRACKS | {PARSER, RECIPE, COMPARE, LAUNCHING, TUNE},
     "common.tools.predict": BASE
@@ -71,7 +73,7 @@ TOOLS = {
     | {PARSER, COMPARE, LAUNCHING, ROWS, TENSORS, "common.checkpoints"},
     # It runs a recipe in a process of its own, and observes all that the recipe uses.
     "common.tools.prove": {f"common.{room}" for rooms in LEVELS for room in rooms}
-    | {PARSER, RECIPE, LAUNCHING, ROWS, TENSORS},
+    | {FLAG_WORDS, PARSER, RECIPE, LAUNCHING, ROWS, TENSORS},
 }
 
 

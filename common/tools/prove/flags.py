@@ -8,6 +8,7 @@ from pathlib import Path
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.flags import words_of_flag
+from common.tools.flag_words import flags_with_values
 from common.tools.recipe import loading
 
 FlagValues = dict[str, list[str]]  # the values of each flag by its name, such as "--batch-size"
@@ -34,20 +35,7 @@ def parse_flags(words: Sequence[str]) -> FlagValues:
     Raises:
         UserError: the first word is a value without a flag.
     """
-    flags: FlagValues = {}
-    name = ""
-    for word in words:
-        if not word.startswith("--"):
-            if not name:
-                raise UserError(
-                    f"{word} is a value without a flag", advice="write its flag before it"
-                )
-            flags[name].append(word)
-            continue
-        name, equals, value = word.partition("=")
-        name = name.replace("_", "-")
-        flags[name] = [value] if equals else []
-    return flags
+    return dict(flags_with_values(words))
 
 
 def as_words(**values: object) -> tuple[str, ...]:

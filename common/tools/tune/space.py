@@ -11,6 +11,7 @@ from common.config import parse_config
 from common.errors import UserError
 from common.flags import field_name, role_of
 from common.system.platforms import split_words
+from common.tools.flag_words import flags_with_values
 from common.tools.recipe import Recipe
 
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -123,17 +124,7 @@ def values_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
         UserError: a value has no flag, or a flag occurs twice, also as ``--no-…``.
     """
     values_of_flags: dict[str, list[str]] = {}
-    for word in words:
-        if not word.startswith("--"):
-            if not values_of_flags:
-                raise UserError(
-                    f"{word} is a value without a flag", advice="write its flag before it"
-                )
-            last_flag = next(reversed(values_of_flags))
-            values_of_flags[last_flag].append(word)
-            continue
-        flag, equals, value = word.partition("=")  # without "=", the values are the next words
-        flag = flag.replace("_", "-")
+    for flag, values in flags_with_values(words):
         is_negative = flag.startswith("--no-")
         opposite = f"--{flag.removeprefix('--no-')}" if is_negative else f"--no-{flag[2:]}"
         # The recipe's parser would take the last value without a word about the first.
@@ -142,7 +133,7 @@ def values_by_flag(words: Sequence[str]) -> dict[str, list[str]]:
             if opposite in values_of_flags:
                 problem = f"{flag} contradicts {opposite}"
             raise UserError(problem, advice="leave one of the two out")
-        values_of_flags[flag] = [value] if equals else []
+        values_of_flags[flag] = values
     return values_of_flags
 
 
