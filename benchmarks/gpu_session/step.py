@@ -221,7 +221,7 @@ class Step:
             guard: entered around the whole training.
             observer: entered and left with the clock.
         """
-        memory.EARLIER.clear()
+        memory.EARLIER_PEAKS.clear()
         if torch.cuda.is_available():
             torch.cuda.init()
             torch.cuda.reset_peak_memory_stats()

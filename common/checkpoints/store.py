@@ -83,7 +83,8 @@ class Checkpoints:
         self.host_copies = HostCopies(self.device)
         self.writer: threading.Thread | None = None  # the thread of the latest save, until `wait`
         self.failure: SaveFailure | None = None  # why a save failed; nothing is saved after that
-        self.lost: LostProcessError | None = None  # another rank's files did not appear in time
+        # Set if another rank's files did not appear in time.
+        self.lost_process: LostProcessError | None = None
         self.last_step: int | None = None  # the update of the latest checkpoint, if there is one
         # The receipts of the lasting files that the next manifest lists, by name.
         self.lasting_receipts: dict[str, Receipt] = {}
@@ -180,8 +181,8 @@ class Checkpoints:
         if self.writer is not None:
             self.writer.join()
             self.writer = None
-        if self.lost is not None:
-            raise self.lost
+        if self.lost_process is not None:
+            raise self.lost_process
 
     def shorten_wait(self) -> None:
         """Wait only `LAST_PATIENCE` seconds for the files of other ranks from now on.
@@ -207,7 +208,7 @@ class Checkpoints:
             self.require_ownership()
             write(contents)
         except LostProcessError as lost:
-            self.lost = lost
+            self.lost_process = lost
         # Catch every error, because the training thread must know it. A `UserError` is not an
         # `Exception`.
         except (Exception, UserError) as problem:

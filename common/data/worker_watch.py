@@ -63,7 +63,7 @@ class Watch(threading.Thread):
         self.is_stopping = is_stopping
         self.waiting_since: float | None = None  # time.monotonic(); None while nobody waits
         # The start of the last wait that was reported; each wait is reported only once.
-        self.announced: float | None = None
+        self.reported_wait: float | None = None
         self.kill_reason: KillReason | None = None  # None until the workers are killed
         # Whether workers were suspended (SIGSTOP) when this thread killed all for want of a batch.
         self.were_stopped = False
@@ -101,8 +101,8 @@ class Watch(threading.Thread):
                 self.end_workers("no batch came")
             elif is_held_up and self.is_stopping():
                 self.end_workers("stop requested")
-            elif waited > NOTICE_AFTER and since != self.announced:
-                self.announced = since
+            elif waited > NOTICE_AFTER and since != self.reported_wait:
+                self.reported_wait = since
                 warn(
                     f"data    waiting for {self.awaited_workers()}; the run ends if nothing comes "
                     f"from them within {self.patience:.0f} s",

@@ -36,7 +36,8 @@ def refuse_unread_flags(context: Context, given_flags: Flags) -> None:
     """
     unread_on_rank = unread_flags(context.config, given_flags)
     unread_on_ranks = gather_from_ranks(context.accelerator, unread_on_rank)
-    unread = [name for name in unread_on_rank if all(name in names for names in unread_on_ranks)]
+    unread_on_all_ranks = set.intersection(*map(set, unread_on_ranks))
+    unread = [name for name in unread_on_rank if name in unread_on_all_ranks]
     if not unread:
         return
     uses = find_flag_uses(Path(context.recipe_file))

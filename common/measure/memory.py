@@ -25,7 +25,7 @@ Peaks = tuple[int, int]
 # The peaks before the system's marks were last reset: first the peaks of the whole process, then
 # those of each open `MemoryTracker`. Each tracker resets the marks, so the earlier peaks are kept
 # here.
-EARLIER: defaultdict[torch.device, list[Peaks]] = defaultdict(lambda: [(0, 0)])
+EARLIER_PEAKS: defaultdict[torch.device, list[Peaks]] = defaultdict(lambda: [(0, 0)])
 
 
 def memory_used(device: torch.device) -> dict[str, float]:
@@ -149,7 +149,7 @@ def peaks(device: torch.device) -> Peaks:
 
     For a device that keeps no peaks, return the memory in use now.
     """
-    return higher(EARLIER[devices.indexed(device)][0], since_reset(device))
+    return higher(EARLIER_PEAKS[devices.indexed(device)][0], since_reset(device))
 
 
 def since_reset(device: torch.device) -> Peaks:
@@ -186,7 +186,7 @@ def forget_peaks(device: torch.device) -> None:
     """
     with MemoryTracker(device):  # this resets the marks
         pass
-    EARLIER[devices.indexed(device)] = [(0, 0)]
+    EARLIER_PEAKS[devices.indexed(device)] = [(0, 0)]
 
 
 def higher(left: Peaks, right: Peaks) -> Peaks:
@@ -248,9 +248,9 @@ class MemoryTracker:
     def __enter__(self) -> Self:
         self.outer_peaks = since_reset(self.device)
         self.is_reset = True
-        # The reset below loses these peaks. So `EARLIER` keeps them, for the process as a whole and
-        # for the trackers around this one.
-        earlier = EARLIER[self.device]
+        # The reset below loses these peaks. So `EARLIER_PEAKS` keeps them, for the process as a
+        # whole and for the trackers around this one.
+        earlier = EARLIER_PEAKS[self.device]
         earlier[:] = [higher(peak, self.outer_peaks) for peak in earlier]
         earlier.append((0, 0))
         if devices.has_own_memory_figures(self.device):
@@ -267,7 +267,7 @@ class MemoryTracker:
 
     def __exit__(self, *error: object) -> None:
         after = memory_now(self.device)
-        highest, _ = higher(EARLIER[self.device].pop(), since_reset(self.device))
+        highest, _ = higher(EARLIER_PEAKS[self.device].pop(), since_reset(self.device))
         # If the marks could not be reset, a peak that is not higher than before may be an old one,
         # so it does not count.
         is_of_this_block = self.is_reset or highest > self.outer_peaks[0]

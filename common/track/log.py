@@ -62,8 +62,8 @@ class Log:
         self.directory = directory
         self.tracker: Tracker | None = None  # None: there is no tracker, or it has failed
         self.media = RecordedMedia(directory, accelerator.is_main_process)
-        self.file: TextIO | None = None
-        self.output: TextIO | None = None
+        self.metrics_file: TextIO | None = None
+        self.output_file: TextIO | None = None
         # Returns where training is now, as figures by name. `start` sets it.
         self.position_figures: Callable[[], Mapping[str, float]] = no_figures
         self.pending_row = PendingRow()
@@ -90,8 +90,8 @@ class Log:
             path = self.directory / METRICS_FILE
             rows = [row for row in read_lines(path, STEP, warn) if row[STEP] < step]
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-            self.file = open_to_append(path)
-            self.output = open_to_append(path.with_name("output.log"))
+            self.metrics_file = open_to_append(path)
+            self.output_file = open_to_append(path.with_name("output.log"))
             LINE_LISTENERS.append(self.keep_line)
             tracker_class = TRACKERS.get(config.tracker)
             if tracker_class is not None:
@@ -172,9 +172,9 @@ class Log:
             TrainingError: the row can't be written.
         """
         row = self.pending_row.take()
-        if not row or self.file is None:
+        if not row or self.metrics_file is None:
             return
-        self.write_to_file(self.file, row)
+        self.write_to_file(self.metrics_file, row)
         self.write_media()
         if self.tracker is not None:
             with self.tracking():
@@ -194,7 +194,7 @@ class Log:
         except OSError as problem:
             with contextlib.suppress(OSError):  # `close` flushes again, and fails again
                 file.close()
-            self.file = None
+            self.metrics_file = None
             disk_advice = advice_for(str(problem), problem.errno)
             advice = f"{disk_advice}, then continue with --resume {quoted(self.directory)}"
             raise TrainingError(
@@ -223,7 +223,7 @@ class Log:
         Any failure is ignored, because a warning about it would be another line to keep.
         """
         with contextlib.suppress(Exception):
-            print(line, file=self.output, flush=True)
+            print(line, file=self.output_file, flush=True)
             if self.tracker is not None:
                 self.tracker.log_line(line)
 
@@ -245,14 +245,14 @@ class Log:
         self.write_media()  # again, because `write_row` writes no media if it has no row
         if self.keep_line in LINE_LISTENERS:
             LINE_LISTENERS.remove(self.keep_line)
-        for file in (self.file, self.output):
+        for file in (self.metrics_file, self.output_file):
             if file is not None:
                 # Lines that a full disk has refused are tried again here. Each row of metrics was
                 # written, or its error raised, before.
                 with contextlib.suppress(OSError):
                     file.close()
-        self.file = None
-        self.output = None
+        self.metrics_file = None
+        self.output_file = None
         tracker = self.tracker
         self.tracker = None
         if tracker is None:

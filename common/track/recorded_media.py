@@ -32,7 +32,7 @@ Cell = bool | int | float | str | None  # a cell that JSON and a tracker accept
 
 
 @dataclass
-class Entry:
+class MediaEntry:
     """The values of one call at a step. Tensors stay on their device until the entry is written."""
 
     name: str
@@ -44,7 +44,7 @@ class Entry:
 
 
 @dataclass
-class ImagesEntry(Entry):
+class ImagesEntry(MediaEntry):
     images: torch.Tensor | list[Image.Image]  # a tensor is [images, channels, height, width]
     captions: list[str] | None
     files: list[Path] = field(default_factory=list)  # filled by `write`
@@ -58,7 +58,7 @@ class ImagesEntry(Entry):
 
 
 @dataclass
-class TableEntry(Entry):
+class TableEntry(MediaEntry):
     columns: list[str]
     rows: list[list[object]]  # `write` turns each item into a `Cell`
 
@@ -71,7 +71,7 @@ class TableEntry(Entry):
 
 
 @dataclass
-class HistogramEntry(Entry):
+class HistogramEntry(MediaEntry):
     bin_counts: torch.Tensor  # int64 [BINS]
     limits: torch.Tensor  # float32 [2]: the smallest and the largest finite value
     not_finite: torch.Tensor  # int64 []: the number of values that are not finite
@@ -103,7 +103,7 @@ class RecordedMedia:
     def __init__(self, directory: Path, is_main_rank: bool) -> None:
         self.folder = directory / "media"
         self.is_main_rank = is_main_rank
-        self.entries: list[Entry] = []
+        self.entries: list[MediaEntry] = []
 
     def images(
         self,
@@ -120,7 +120,7 @@ class RecordedMedia:
             captions: one for each image; None: no captions.
         """
 
-        def make_entry() -> Entry:
+        def make_entry() -> MediaEntry:
             copies = copy_images(images)
             texts = None if captions is None else [str(caption) for caption in captions]
             if texts is None:
@@ -142,7 +142,7 @@ class RecordedMedia:
     ) -> None:
         """Queue a table; each row has a number, string, bool, None or tensor per column."""
 
-        def make_entry() -> Entry:
+        def make_entry() -> MediaEntry:
             copies = [[copy_cell(cell) for cell in row] for row in rows]
             for number, row in enumerate(copies, start=1):
                 if len(row) != len(columns):
@@ -161,7 +161,7 @@ class RecordedMedia:
             name, lambda: HistogramEntry(name, step, *histogram_of(values)), HISTOGRAM_ADVICE
         )
 
-    def queue(self, name: str, make_entry: Callable[[], Entry], advice: str) -> None:
+    def queue(self, name: str, make_entry: Callable[[], MediaEntry], advice: str) -> None:
         """Queue an entry on rank 0, or warn that it can't be made.
 
         The entry is made in this method, so that other ranks do no work for it, and its errors
@@ -182,7 +182,7 @@ class RecordedMedia:
         except (ValueError, TypeError, AttributeError, RuntimeError) as problem:
             warn(f"{name!r} is not logged ({cause_text(problem)}): {advice}")
 
-    def write(self, send: Callable[[Entry], None] | None) -> None:
+    def write(self, send: Callable[[MediaEntry], None] | None) -> None:
         """Write all queued entries to files, and pass each entry to `send` unless `send` is None.
 
         Args:
@@ -302,7 +302,7 @@ def to_cell(cell: object) -> Cell:
     return cell if cell is None or isinstance(cell, bool | int | float | str) else str(cell)
 
 
-def file_name(entry: Entry) -> str:
+def file_name(entry: MediaEntry) -> str:
     """Return a relative path from the entry's name and step, safe on every file system.
 
     A slash in the name makes a folder. Characters that are not letters, digits, "_", "+" or "-"

@@ -280,9 +280,13 @@ def layers_of(module: nn.Module) -> Iterator[nn.Module]:
     """
     for child in module.children():
         if isinstance(child, nn.ModuleList):
-            yield from (layer for layer in child if any(True for _ in layer.parameters()))
+            yield from filter(has_parameters, child)
         else:
             yield from layers_of(child)
+
+
+def has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def refuse_other_weights(model: nn.Module) -> None:

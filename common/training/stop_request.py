@@ -43,7 +43,7 @@ class StopRequest:
         """
         self.reason: str | None = None  # what asked this process to stop, such as "SIGTERM"
         self.is_by_ctrl_c = False
-        self.since = 0.0  # clock of the first request
+        self.requested_at = 0.0  # clock of the first request
         self.ends_at_once = False  # whether a request ends the process at once, saving nothing
         # Those of the two descriptors of standard output and error that are terminals.
         self.terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
@@ -89,10 +89,10 @@ class StopRequest:
             else:
                 self.reason = STOP_SIGNAL_NAMES[number]
                 self.is_by_ctrl_c = number == signal.SIGINT
-            self.since = now
+            self.requested_at = now
             if self.ends_at_once:
                 self.raise_if_requested()
-        elif not launcher_died and now - self.since > SAME_REQUEST_SECONDS:
+        elif not launcher_died and now - self.requested_at > SAME_REQUEST_SECONDS:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 

@@ -95,7 +95,7 @@ def page_data(comparison: Comparison) -> PageData:
     """
     runs = comparison.runs
     metrics_of_runs = [metric_names(run) for run in runs]
-    all_metrics = list(dict.fromkeys(name for names in metrics_of_runs for name in names))
+    all_metrics = list(dict.fromkeys(chain(*metrics_of_runs)))
     limit = limit_of_points(comparison, metrics_of_runs)
     labels = group_labels(comparison)
     return {
@@ -117,12 +117,9 @@ def page_data(comparison: Comparison) -> PageData:
 
 def metric_names(run: RunRecord) -> list[str]:
     """Return the names of the metrics that have a curve, in the order in which they appear."""
-    names = dict.fromkeys(name for row in run.rows for name in row)
-    return [
-        name
-        for name in names
-        if not name.startswith(NO_CURVE) and any(is_finite(row.get(name)) for row in run.rows)
-    ]
+    logged_names = dict.fromkeys(chain(*run.rows))
+    names = [name for name in logged_names if not name.startswith(NO_CURVE)]
+    return [name for name in names if any(is_finite(row.get(name)) for row in run.rows)]
 
 
 def limit_of_points(comparison: Comparison, metrics_of_runs: Sequence[Sequence[str]]) -> int:

@@ -109,13 +109,13 @@ def settings_of_code(run_config: RunConfig, run_configs: Sequence[RunConfig]) ->
 
 def compared_flags(run_config: RunConfig, run_configs: Sequence[RunConfig]) -> Settings:
     """Return the flags of a run that the recipes of all runs want compared."""
-    return {
-        spelled(name): value
-        for name, value in run_config.flags.items()
-        # The setting "precision" replaces the flag --mixed-precision.
-        if name != "mixed_precision"
-        and all(is_compared(name, each_config) for each_config in run_configs)
-    }
+    settings: dict[str, object] = {}
+    for name, value in run_config.flags.items():
+        if name == "mixed_precision":  # the setting "precision" replaces this flag
+            continue
+        if all(is_compared(name, each_config) for each_config in run_configs):
+            settings[spelled(name)] = value
+    return settings
 
 
 def is_compared(flag: str, run_config: RunConfig) -> bool:

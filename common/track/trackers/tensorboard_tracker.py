@@ -10,7 +10,7 @@ from PIL import Image
 from common.metric_names import STEP
 from common.output.tables import markdown_table
 from common.system.platforms import quoted, shown_path
-from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
+from common.track.recorded_media import HistogramEntry, ImagesEntry, MediaEntry, TableEntry
 from common.track.trackers.tracker import Command, TrackedRun, Tracker, TrackerMissingError
 
 if TYPE_CHECKING:  # a run imports only its own tracker
@@ -40,7 +40,7 @@ class TensorBoardTracker(Tracker):
     def log(self, row: Mapping[str, float]) -> None:
         self.accelerator.log(dict(row), step=int(row[STEP]))
 
-    def log_media(self, entry: Entry) -> None:
+    def log_media(self, entry: MediaEntry) -> None:
         writer = self.native
         if isinstance(entry, ImagesEntry):
             for number, file in enumerate(entry.files):

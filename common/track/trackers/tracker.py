@@ -15,7 +15,7 @@ from common.measure.memory_plan import MemoryRows
 from common.measure.value_checks import Metrics
 from common.run_directory.records import RunConfig
 from common.track.names import precision_name
-from common.track.recorded_media import Entry
+from common.track.recorded_media import MediaEntry
 
 
 class Command(NamedTuple):
@@ -102,7 +102,7 @@ class Tracker(ABC):
         """Log a row of metrics at its step, which is `row[STEP]`."""
 
     @abstractmethod
-    def log_media(self, entry: Entry) -> None:
+    def log_media(self, entry: MediaEntry) -> None:
         """Show images, a table or a histogram that a recipe has logged, at the entry's step."""
 
     @abstractmethod

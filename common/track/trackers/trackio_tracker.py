@@ -21,7 +21,7 @@ from common.metric_names import STEP
 from common.system.platforms import quoted
 from common.system.printable import with_restored_letters
 from common.track.flat_config import flat
-from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
+from common.track.recorded_media import HistogramEntry, ImagesEntry, MediaEntry, TableEntry
 from common.track.trackers.tracker import (
     Command,
     TrackedRun,
@@ -127,7 +127,7 @@ class TrackioTracker(Tracker):
         """trackio's own object, which a recipe gets as `run.tracker`."""
         return self.accelerator.get_tracker("trackio", unwrap=True)
 
-    def log_media(self, entry: Entry) -> None:
+    def log_media(self, entry: MediaEntry) -> None:
         media: dict[str, object] = {}
         if isinstance(entry, ImagesEntry):
             captions = entry.captions or [file.stem for file in entry.files]

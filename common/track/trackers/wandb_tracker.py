@@ -19,7 +19,7 @@ from common.system.platforms import quoted, shown_path
 from common.system.printable import with_restored_letters
 from common.track.flat_config import flat
 from common.track.names import SPLITS
-from common.track.recorded_media import Entry, HistogramEntry, ImagesEntry, TableEntry
+from common.track.recorded_media import HistogramEntry, ImagesEntry, MediaEntry, TableEntry
 from common.track.trackers import wandb_panels
 from common.track.trackers.tracker import Command, TrackedRun, Tracker
 from common.track.trackers.wandb_environment import wandb_folder, wandb_mode
@@ -117,7 +117,7 @@ class WandbTracker(Tracker):
         """W&B's own object, which a recipe gets as `run.tracker`."""
         return self.wandb_run
 
-    def log_media(self, entry: Entry) -> None:
+    def log_media(self, entry: MediaEntry) -> None:
         import wandb
 
         panel: wandb.Table | wandb.Histogram | list[wandb.Image] | None = None

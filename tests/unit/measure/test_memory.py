@@ -116,7 +116,7 @@ def test_peaks_of_a_gpu_are_found_by_both_of_its_names(
 ) -> None:
     """A tracker of `cuda` resets the peak, and the metrics of `cuda:0` still have it."""
     peaks = {"now": 700, "reserved": 900}
-    monkeypatch.setattr(memory, "EARLIER", defaultdict(lambda: [(0, 0)]))
+    monkeypatch.setattr(memory, "EARLIER_PEAKS", defaultdict(lambda: [(0, 0)]))
     for function, answer in {
         "current_device": lambda: 0,
         "memory_allocated": lambda device: 100 * 2**20,

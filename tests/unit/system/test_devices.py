@@ -352,7 +352,7 @@ def test_device_with_peaks_reports_them(
     module.mem_get_info = lambda device: (7 * 2**20, 16 * 2**20)
     resets: list[torch.device] = []
     module.reset_peak_memory_stats = resets.append
-    monkeypatch.setattr(memory, "EARLIER", type(memory.EARLIER)(lambda: [(0, 0)]))
+    monkeypatch.setattr(memory, "EARLIER_PEAKS", type(memory.EARLIER_PEAKS)(lambda: [(0, 0)]))
     used = memory.memory_used(OTHER)
     assert (used["memory/peak_allocated_mib"], used["memory/peak_reserved_mib"]) == (5, 8)
     assert memory.device_memory(OTHER) == 16 * 2**20

@@ -46,7 +46,7 @@ def log_with(tracker: Tracker, folder: Path) -> Log:
     accelerator: Any = SimpleNamespace(is_main_process=True, num_processes=1)
     log = Log(accelerator, folder)
     log.tracker = tracker
-    log.file = (folder / "metrics.jsonl").open("a")
+    log.metrics_file = (folder / "metrics.jsonl").open("a")
     log.position_figures = lambda: {"progress/global_step": 1.0}
     return log
 
@@ -118,7 +118,7 @@ def test_evaluation_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has this device, which is full")
-@pytest.mark.parametrize("name", ["file", "output"])
+@pytest.mark.parametrize("name", ["metrics_file", "output_file"])
 def test_full_disk_does_not_prevent_the_end(name: str, tmp_path: Path) -> None:
     """What could not be written before is tried again when the file is closed."""
     log = log_with(Refusing(), tmp_path)
