@@ -16,6 +16,7 @@ from common.measure.flops import (
     parabola_through,
     stand_ins_of_tensors,
     training_flops,
+    with_values,
 )
 
 LENGTHS = (8, 16, 32)  # tokens; three are enough for a parabola
@@ -51,7 +52,7 @@ def cost_of_peer(
     """
     compute = forward_alone(compute_loss)
     counts = {
-        length: count_operations(model, compute, batch, stand_ins_of_tensors(model))
+        length: count_operations(model, compute, batch, stand_ins_of_tensors(model, with_values))
         for length, batch in batches.items()
     }
     return as_cost(parabola_through(counts))

@@ -63,13 +63,7 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
         Exception: an error of any class, if the model needs values; see
             `training_flops_of_real_samples`.
     """
-    stand_ins: dict[torch.Tensor, torch.Tensor] = {}  # tied weights share a stand-in
-    tensors = {}
-    for name, tensor in own_tensors(model):
-        if tensor not in stand_ins:
-            without_values = torch.empty_like(tensor, device="meta")
-            stand_ins[tensor] = without_values.requires_grad_(tensor.requires_grad)
-        tensors[name] = stand_ins[tensor]
+    tensors = stand_ins_of_tensors(model, without_values)
     if not samples.has_tokens:
         batches = {0.0: samples.example(1, 0)}
     # `Samples.example` ignores the requested length, so real samples must serve.
@@ -111,7 +105,8 @@ def training_flops_of_real_samples(
         counts = {}
         for length, number in numbers.items():
             batch = samples.values_of(number, device)
-            total = count_operations(model, compute_loss, batch, stand_ins_of_tensors(model))
+            tensors = stand_ins_of_tensors(model, with_values)
+            total = count_operations(model, compute_loss, batch, tensors)
             counts[length] = total / len(number)
     finally:
         generators.load_state_dict(state_before)
@@ -134,20 +129,33 @@ def own_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{prefix}.{name}" if prefix else name, tensor
 
 
-def stand_ins_of_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+def stand_ins_of_tensors(
+    model: nn.Module, stand_in_for: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """Return stand-ins for a model's tensors by name, so that a pass changes nothing in the model.
 
-    A parameter is not copied, but its stand-in has a gradient of its own. Buffers are copied.
+    Tied weights share a stand-in.
+
+    Args:
+        stand_in_for: makes the stand-in of a tensor: `without_values` or `with_values`.
     """
     stand_ins: dict[torch.Tensor, torch.Tensor] = {}
     named = {}
     for name, tensor in own_tensors(model):
         if tensor not in stand_ins:
-            is_parameter = isinstance(tensor, nn.Parameter)
-            stand_in = tensor.detach() if is_parameter else tensor.clone()
-            stand_ins[tensor] = stand_in.requires_grad_(tensor.requires_grad)
+            stand_ins[tensor] = stand_in_for(tensor).requires_grad_(tensor.requires_grad)
         named[name] = stand_ins[tensor]
     return named
+
+
+def without_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same shape and dtype on the meta device."""
+    return torch.empty_like(tensor, device="meta")
+
+
+def with_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a buffer. A parameter is not copied, but gets a gradient of its own."""
+    return tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.clone()
 
 
 def samples_of_each_length(lengths: np.ndarray) -> dict[float, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from common.metric_names import THROUGHPUT
 from common.objective import Objective
@@ -70,9 +71,7 @@ def compare(
     saved_configs = [run.saved_config for run in runs]
     settings_of_runs = [settings_of(saved_config, saved_configs) for saved_config in saved_configs]
     differences = differing_settings(settings_of_runs)
-    labels_that_must_agree = {
-        label for saved_config in saved_configs for label in settings_that_must_agree(saved_config)
-    }
+    labels_that_must_agree = set(chain(*map(settings_that_must_agree, saved_configs)))
     return Comparison(
         runs=list(runs),
         figures=figures,

@@ -157,11 +157,11 @@ def run_with_change(
         NoFloat64Error: the run fails in float64 alone.
         RunFailedError: the run fails in fp32.
     """
-    run_with_precision = run_in_float64 if in_float64 else run_with_layout
-    return run_with_precision(
+    return run_in_precision(
         bench,
         change.name,
         first_layout,
+        in_float64,
         interruptions=(change.interruption,),
         resumed_processes=change.resumed_processes,
     )
@@ -227,6 +227,19 @@ def run_on_two(
     return run_in_float64(bench, name, layout, environment=environment), True
 
 
+def run_in_precision(
+    bench: Bench,
+    name: str,
+    layout: UpdateLayout,
+    in_float64: bool,
+    **options: Unpack[LayoutOptions],
+) -> ObservedRun:
+    """Return a run in float64 or in fp32; see `run_in_float64` for the errors."""
+    if in_float64:
+        return run_in_float64(bench, name, layout, **options)
+    return run_with_layout(bench, name, layout, **options)
+
+
 def run_in_float64(
     bench: Bench, name: str, layout: UpdateLayout, **options: Unpack[LayoutOptions]
 ) -> ObservedRun:
@@ -258,8 +271,7 @@ def run_on_one(
     if mixing.couples_samples:
         name = "whole"
         layout = layouts.whole
-    run_with_precision = run_in_float64 if in_float64 else run_with_layout
-    return run_with_precision(bench, name, layout), layout
+    return run_in_precision(bench, name, layout, in_float64), layout
 
 
 def reason_to_skip(mixing: SampleMixing) -> str | None:
