@@ -95,9 +95,19 @@ def comments_of(owner: type) -> dict[str, str]:
         for line in range(field.lineno, (field.end_lineno or field.lineno) + 1):
             if line in comments_beside:
                 comments[name] = comments_beside[line]
-        if field.lineno - 1 in comments_above:
-            comments[name] = comments_above[field.lineno - 1]
+        lines_above = comment_that_ends_at(field.lineno - 1, comments_above)
+        if lines_above:
+            comments[name] = " ".join(lines_above)
     return comments
+
+
+def comment_that_ends_at(line: int, comments_above: dict[int, str]) -> list[str]:
+    """Return the lines of the comment whose last line is `line`; none if there is no comment."""
+    lines: list[str] = []
+    while line in comments_above:
+        lines.insert(0, comments_above[line])
+        line -= 1
+    return lines
 
 
 def comments_by_line(source: str) -> tuple[dict[int, str], dict[int, str]]:

@@ -7,7 +7,7 @@ import signal
 from types import FrameType
 
 from common.console.display import DISPLAY
-from common.system.launch_variables import is_main_rank
+from common.system.launch_variables import is_launched, is_main_rank
 
 LAUNCHER_TRACEBACKS = (
     "the launcher may now print KeyboardInterrupt or SignalException, which is not an error"
@@ -25,7 +25,9 @@ def begin() -> None:
 
     def stop(number: int, frame: FrameType | None) -> None:
         """End the program at Ctrl-C with exit status 1; rank 0 alone prints the sentence."""
-        message = f"stopped by Ctrl-C before the first update; {LAUNCHER_TRACEBACKS}"
+        message = "stopped by Ctrl-C before the first update"
+        if is_launched():
+            message += f"; {LAUNCHER_TRACEBACKS}"
         raise SystemExit(message if is_main_rank() else 1)
 
     signal.signal(signal.SIGINT, stop)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.data.builders import load_splits
+from common.data.cache import PreparedFacts
 from common.data.labels import LabelledData, is_missing_label
 from common.data.mistakes import CORRECT_LABEL, no_values_error, single_class_error
 from common.data.sources import BUILT_IN, DataSource
@@ -65,7 +66,6 @@ class Tables(LabelledData):
             self.refuse_single_class()
             self.note_missing_classes()
             self.make_validation(source)
-        self.note_majority()
 
     def __len__(self) -> int:
         """Return the number of rows in all splits, for a message about the work ahead."""
@@ -121,19 +121,24 @@ class Tables(LabelledData):
             classes = counted(len(missing), "class", "classes")
             self.notes.append(f"train has no rows of {classes}: {', '.join(missing):.60}")
 
-    def note_majority(self) -> None:
+    def facts(self) -> PreparedFacts:
+        """Return the facts that the cache keeps, once all rows that lack something are dropped."""
+        facts = super().facts()
+        facts["notes"] = [*self.majority_notes(), *facts["notes"]]
+        return facts
+
+    def majority_notes(self) -> list[str]:
         """Note the accuracy of always guessing the most frequent class, which a model should beat.
 
         The class is the most frequent one in the first split. The accuracy is that on the test
-        split, or else on the validation split.
+        split, or else on the validation split. Without either, there is no note.
         """
         majority = np.bincount(self.labels[self.first_role]).argmax()
         role = "test" if "test" in self.labels else "validation"
-        if role in self.labels:
-            accuracy = (self.labels[role] == majority).mean()
-            self.notes.append(
-                f"always guessing {self.class_names[majority]}: {accuracy:.1%} of {role}"
-            )
+        if role not in self.labels:
+            return []
+        accuracy = (self.labels[role] == majority).mean()
+        return [f"always guessing {self.class_names[majority]}: {accuracy:.1%} of {role}"]
 
     def keep(self, role: str, rows: Sequence[int], lacking: str) -> None:
         """Keep only some rows of a split, and note how many others were dropped.

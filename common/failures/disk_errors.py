@@ -21,7 +21,7 @@ ADVICE = {
         errno.ENOTDIR,
         errno.EISDIR,
     ): "move the file or folder that is already there",
-    (errno.ENOENT,): "restore the folder that was removed",
+    (errno.ENOENT,): "make the folder, or check its name",
     (errno.ENAMETOOLONG,): "choose a shorter name",
     (errno.EFBIG,): "raise the limit on the size of files (ulimit -f), or shrink the model",
 }

@@ -17,6 +17,7 @@ from common.lifecycle.stages import Context, Stages
 from common.measure.memory import lift_limit
 from common.run_directory.directory import LOST_AGAIN, LOST_AGAIN_ADVICE
 from common.run_directory.status import read_status
+from common.system.launch_variables import is_launched
 from common.training.out_of_memory import out_of_memory_error
 from common.training.rehearsal import Rehearsal
 
@@ -99,7 +100,7 @@ def close_after(error: BaseException, context: Context, loaders: Iterable[Loader
 def close_after_request(error: Preempted, context: Context, outcome: Outcome, step: int) -> None:
     """Print why a run stopped on request, close its logs, and note the end in `status.json`."""
     say(error.message)
-    if error.is_by_ctrl_c:
+    if error.is_by_ctrl_c and is_launched():
         say(LAUNCHER_TRACEBACKS)
     context.logs.finish()
     context.directory.write_status(outcome.status, step, outcome.reason)

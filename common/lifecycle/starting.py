@@ -215,7 +215,9 @@ def changed_flags(config: TrainingConfig, earlier_config: RunConfig | None) -> F
     """
     if earlier_config is None:
         return {}
-    flags_before = earlier_config.flags
+    flags_before = dict(earlier_config.flags)
+    if flags_before.get("mixed_precision") == "auto":  # a resume replaces it by what `auto` chose
+        flags_before["mixed_precision"] = earlier_config.environment.mixed_precision
     return {
         name: value
         for name, value in json_safe(vars(config)).items()

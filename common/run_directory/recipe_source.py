@@ -17,6 +17,7 @@ from common.system.launch_variables import is_main_rank
 from common.system.text_secrets import without_tokens
 
 FIRST_SOURCE = "recipe.py"  # the file in the run's directory with the text of the first start
+CHANGED_SOURCE = "recipe-at-{step}.py"  # a changed text, from its first update on
 MAX_LINES = 40  # lines of a difference that are printed
 MAX_LINE_LENGTH = 120  # characters of a line that are printed
 
@@ -53,7 +54,7 @@ class RecipeSource:
         # A first start, or a run whose recipe was in no file until now.
         if saved.sha256 is None:
             write_on_rank_zero(directory, FIRST_SOURCE, self.text)
-            return Source(sha256=self.sha256, changes=[])
+            return Source(sha256=self.sha256, code_sha256=self.digest_of_code(), changes=[])
         changes = [change for change in saved.changes if change.global_step < step]
         for change in changes:
             say(f"the recipe was changed at update {change.global_step} of this run")
@@ -63,10 +64,20 @@ class RecipeSource:
         last_file = directory.path / (changes[-1].file if changes else FIRST_SOURCE)
         if last_sha256 != self.sha256 and not self.is_same_code(last_file):
             self.tell_change(last_file, step)
-            name = f"recipe-at-{step:08d}.py"
+            name = CHANGED_SOURCE.format(step=f"{step:08d}")
             write_on_rank_zero(directory, name, self.text)
             changes.append(SourceChange(global_step=step, sha256=self.sha256, file=name))
-        return Source(sha256=saved.sha256, changes=changes)
+        return saved.model_copy(update={"changes": changes})
+
+    def digest_of_code(self) -> str | None:
+        """Return the SHA-256 of the code without comments and docstrings; None if unknown.
+
+        It depends on the version of Python, which a comparison of runs states in any case.
+        """
+        try:
+            return sha256_of_bytes(code_of(self.text or "").encode())
+        except (SyntaxError, ValueError, RecursionError):
+            return None
 
     def tell_change(self, last_file: Path, step: int) -> None:
         """Print that the recipe was changed, and the lines that differ from `last_file`."""
@@ -110,6 +121,26 @@ class RecipeSource:
                 f"        … and {left_out} lines more; compare it with {path}",
             ]
         return shown
+
+
+def latest_source(directory: Path) -> Path | None:
+    """Return the file with the recipe's text that a run used last; None if the run kept none."""
+    changed_sources = sorted(directory.glob(CHANGED_SOURCE.format(step="*")))
+    sources = [directory / FIRST_SOURCE, *changed_sources]
+    existing = [path for path in sources if path.is_file()]
+    return existing[-1] if existing else None
+
+
+def has_same_code(path: Path, other: Path) -> bool:
+    """Whether two files have the same code, apart from comments, docstrings and line ends.
+
+    The answer is False if a file can't be read or parsed.
+    """
+    try:
+        texts = [file.read_text(encoding="utf-8", errors="replace") for file in (path, other)]
+        return code_of(texts[0]) == code_of(texts[1])
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return False
 
 
 def code_of(text: str) -> str:

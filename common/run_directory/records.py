@@ -134,6 +134,7 @@ class Source(Record):
     """The recipe's text; part of `config.json`."""
 
     sha256: str | None = None  # of the recipe at the run's start
+    code_sha256: str | None = None  # of its code alone, without comments and docstrings
     changes: list[SourceChange] = Field(default_factory=list)
 
 

@@ -31,6 +31,11 @@ def is_main_rank() -> bool:
     return rank() == 0
 
 
+def is_launched() -> bool:
+    """Whether `accelerate launch` or torchrun has started this process."""
+    return "ACCELERATE_DYNAMO_BACKEND" in os.environ or "RANK" in os.environ
+
+
 def world_size() -> int:
     return count_of("WORLD_SIZE", 1)
 

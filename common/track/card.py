@@ -157,6 +157,7 @@ def flags_as_text(config: TrainingConfig, given_flags: Flags, all_of_them: bool 
     words: list[str] = []
     for field in fields(config):
         value = given_flags.get(field.name, field.default)
+        value = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
         is_wanted = all_of_them or role_of(type(config), field.name).compared
         if value == field.default or not is_wanted:
             continue

@@ -89,15 +89,20 @@ def settings_that_differ_on_purpose(run_config: RunConfig) -> Settings:
 def settings_of_code(run_config: RunConfig, run_configs: Sequence[RunConfig]) -> Settings:
     """Return digests of the code that trained.
 
-    If a run has no digest of the code beside its recipe, the commit takes its place. A commit says
-    less: it may change no code that trains, and changes may be uncommitted.
+    Comments and docstrings of the recipe do not matter. If a run has no digest of the code beside
+    its recipe, the commit takes its place. A commit says less: it may change no code that trains,
+    and changes may be uncommitted. If a run has no digest of its recipe's code, that of its text
+    takes its place.
 
     Args:
         run_configs: all runs of the comparison.
     """
     settings: dict[str, object] = {}
-    if run_config.source.sha256 is not None:
-        settings["text of the recipe"] = shown_digest(run_config.source.sha256)
+    source = run_config.source
+    if source.code_sha256 and all(each.source.code_sha256 for each in run_configs):
+        settings["code of the recipe"] = shown_digest(source.code_sha256)
+    elif source.sha256 is not None:
+        settings["text of the recipe"] = shown_digest(source.sha256)
     digest = run_config.environment.code_sha256
     commit = run_config.environment.git_commit
     if digest is not None and all(each.environment.code_sha256 for each in run_configs):

@@ -84,8 +84,8 @@ def notes(comparison: Comparison) -> list[str]:
         lines.append(correction)
     for run, figures in zip(comparison.runs, comparison.figures, strict=True):
         if run.status != "finished":
-            reason = f": {run.reason}" if run.reason else ""
-            lines.append(f"{run.name} is {figures.status}{reason}")
+            reason = f" ({run.reason})" if run.reason else ""
+            lines.append(f"{run.name}: {figures.status}{reason}")
         if not run.summary:
             lines.append(f"{run.name}: throughput is the median of its log intervals so far")
         mfu = figures.metrics[MFU]
@@ -251,7 +251,7 @@ def show(comparison: Comparison) -> None:
     """Print the comparison: warnings first, then tables of runs and groups, verdicts and notes."""
     report = report_of(comparison)
     for warning in report.warnings:
-        CONSOLE.print(f"[yellow]{warning.label}[/yellow] {escape(printable(warning.text))}")
+        CONSOLE.print(f"[yellow]{warning.label}:[/yellow] {escape(printable(warning.text))}")
     for table in report.tables:
         print_table(table.rows, title=table.title)
     for line in report.lines:

@@ -1,6 +1,7 @@
 """Load the trained model of a run, of a recipe or of any copy, as a PyTorch module."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from common.errors import UserError
 from common.failures.sentences import reading
 from common.run_directory.finished_model import WEIGHTS, model_folder
 from common.run_directory.model_records import ModelFacts
+from common.run_directory.recipe_source import has_same_code, latest_source
 from common.run_directory.record_files import read_record
 from common.run_directory.records import MODEL_FOLDER, MODEL_JSON
 from common.run_directory.status import advice_to_go_on, current_status
@@ -148,6 +150,7 @@ def class_of_recipe(
         UserError: the file has no model of this name.
     """
     path = recipe_of_repository(folder, facts) if recipe_file is None else Path(recipe_file)
+    warn_of_changed_recipe(path, folder.parent)
     class_name = str(facts.class_name)  # a damaged file may lack it, and nothing is called "None"
     model_class = getattr(load_recipe(path).module, class_name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
@@ -156,6 +159,25 @@ def class_of_recipe(
             advice="pass the recipe that trained the model with --recipe FILE",
         )
     return model_class
+
+
+def warn_of_changed_recipe(path: Path, run: Path) -> None:
+    """Warn if a recipe's code is not the code that trained the model.
+
+    A change of the network may fit the weights, and change each prediction.
+
+    Args:
+        path: the recipe's file.
+        run: the run's directory. A model folder may have been copied without it.
+    """
+    source = latest_source(run)
+    if source is not None and path.is_file() and not has_same_code(path, source):
+        # To stderr, because `recipes predict` prints its predictions as JSON.
+        print(
+            f"{path} was changed after this model was trained; to use the code that trained it, "
+            f"pass --recipe {source}",
+            file=sys.stderr,
+        )
 
 
 def recipe_of_repository(folder: Path, facts: ModelFacts) -> Path:

@@ -504,7 +504,8 @@ class Formatted(TrainingConfig):
     size: int = flag(
         32, least=1
     )  # Beside the closing bracket.
-    # Above the field.
+    # Above the field,
+    # on two lines.
     share: float = flag(
         0.1, least=0,
     )
@@ -517,19 +518,20 @@ def test_help_survives_a_formatter() -> None:
     assert comments_of(Formatted) == {
         "rate": "Beside the value.",
         "size": "Beside the closing bracket.",
-        "share": "Above the field.",
+        "share": "Above the field, on two lines.",
     }
 
 
 def help_of(owner: type[TrainingConfig], source: Path) -> dict[str, str]:
-    """Return each flag's help, which is one comment: beside the field, or above it."""
+    """Return each flag's help: the comment beside the field, or the one above it, of some lines."""
     text = source.read_text()
     helps = {}
     for name in owner.__annotations__:
         beside = re.search(rf"^    {name}: .*  # (.+\.)$", text, re.MULTILINE)
-        above = re.search(rf"^    # (.+\.)\n    {name}: [^#\n]*$", text, re.MULTILINE)
+        above = re.search(rf"((?:^    # .+\n)+)    {name}: [^#\n]*$", text, re.MULTILINE)
         (comment,) = [match for match in (beside, above) if match]
-        helps[name] = comment[1]
+        helps[name] = re.sub(r"\s*\n *# |^ *# ", " ", comment[1]).strip()
+        assert helps[name].endswith(".")
     return helps
 
 

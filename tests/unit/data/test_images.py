@@ -133,6 +133,9 @@ def test_rows_with_missing_values_are_left_out(tmp_path: Path) -> None:
     assert "held out" not in notes
     expected = [value for row, value in enumerate(train["label"]) if row not in (3, 5, 7)]
     assert data.splits["train"].labels.tolist() == expected
+    majority = np.bincount(expected).argmax()
+    share = (data.splits["test"].labels == majority).mean()
+    assert f"always guessing {'abc'[majority]}: {share:.1%} of test" in notes
 
 
 def test_pixels_are_normalised(tmp_path: Path) -> None:

@@ -11,13 +11,16 @@ import torch
 
 from common.checkpoints.folders import step_folders
 from common.errors import UserError
+from common.lifecycle.starting import changed_flags
 from common.run import Run
 from common.storage.digests import signed
+from common.storage.json_files import json_safe
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers.sources import read_runs
 from common.training import precision
 from examples import regression
 from tests.small_run import FLAGS, digest, run, run_until_killed, unfinished_run
+from tests.unit.saved_config import saved_config
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -117,6 +120,15 @@ def test_precision_that_ran_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert isinstance(error, UserError)
         assert "--mixed-precision no (the run has bf16)" in error.message
     assert run(*again)[0] is None
+
+
+@pytest.mark.parametrize(("ran", "changed"), [("no", {}), ("bf16", {"mixed_precision": "no"})])
+def test_precision_that_auto_chose_is_no_changed_flag(ran: str, changed: dict[str, str]) -> None:
+    """A resume states the precision that `auto` chose."""
+    config = regression.Config(mixed_precision="no")
+    flags = json_safe(vars(config)) | {"mixed_precision": "auto"}
+    earlier = saved_config(config=flags, environment={"mixed_precision": ran})
+    assert changed_flags(config, earlier) == changed
 
 
 def test_tf32_is_a_precision_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

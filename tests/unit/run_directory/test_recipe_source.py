@@ -52,6 +52,31 @@ def test_changes_are_printed_and_listed(
     assert source_of("import torch\nF.relu(x)\n", directory, back, 3) == first
 
 
+@pytest.mark.parametrize(
+    ("text", "is_same"),
+    [
+        ("x = 1  # a comment\n", True),
+        ('"""A docstring."""\nx = 1\n', True),
+        ("x = 2\n", False),
+    ],
+)
+def test_digest_is_of_the_code_alone(text: str, is_same: bool, tmp_path: Path) -> None:
+    """A comment makes no other recipe."""
+    recipe = tmp_path / "recipe.py"
+    digests = []
+    for each_text in ("x = 1\n", text):
+        recipe.write_text(each_text)
+        digests.append(RecipeSource(recipe).digest_of_code())
+    assert None not in digests
+    assert (digests[0] == digests[1]) == is_same
+
+
+def test_code_that_cannot_be_parsed_has_no_digest(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("x = (\n")
+    assert RecipeSource(recipe).digest_of_code() is None
+
+
 CODE = '''"""What it does."""
 
 def loss(x):

@@ -297,6 +297,8 @@ def outcomes_of_samples(
     if input.shape != target.shape:
         return OutcomeColumns()
     if function in BINARY_LOSSES:
+        if input.numel() != rows:  # "accuracy" may be the share of right outputs or right samples
+            return OutcomeColumns()
         threshold = 0.0 if function == "binary_cross_entropy_with_logits" else 0.5
         is_hit = (input > threshold) == (target > 0.5)
         return OutcomeColumns(hits=means_of_samples(is_hit.double(), rows))

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from torch._subclasses.fake_tensor import is_fake
 
 from common.checkpoints.shards import is_sharded
 from common.run import Run
@@ -185,11 +186,15 @@ def dtype_and_shape(tensor: torch.Tensor) -> TensorType:
 
 
 def storage_bytes(tensors: list[torch.Tensor]) -> int:
-    """Return the bytes of the tensors' storages; views of one storage count once."""
+    """Return the bytes of the tensors' storages; views of one storage count once.
+
+    Tensors without memory do not count: those on the meta device, and the fake tensors with which
+    `torch.compile` traces a model.
+    """
     sizes = {}
     for tensor in tensors:
         local = tensor._local_tensor if is_sharded(tensor) else tensor
-        if local.layout == torch.strided and local.device.type != "meta":
+        if local.layout == torch.strided and local.device.type != "meta" and not is_fake(local):
             storage = local.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())

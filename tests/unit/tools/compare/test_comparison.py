@@ -269,7 +269,7 @@ def test_unfinished_run_is_shown_with_its_status(status: str, shown: str, tmp_pa
     assert cells["best accuracy, validation"][1] == "0.7000"
     assert cells["final accuracy, test"][1] == "–"
     all_notes = " ".join(notes(comparison))
-    assert f"{shown}: {reason}" in all_notes
+    assert f"{shown} ({reason})" in all_notes
     assert "median" in all_notes
 
 
@@ -462,7 +462,7 @@ def test_comparison_is_printed_in_three_formats(
     ]
     main(sources)
     shown = capsys.readouterr().out
-    assert "not a fair comparison mine and theirs: effective batch 128 and 256" in shown
+    assert "not a fair comparison: mine and theirs: effective batch 128 and 256" in shown
     assert "mine (baseline)" in shown
     main([*sources, "--markdown"])
     markdown = capsys.readouterr().out

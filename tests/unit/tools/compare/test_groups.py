@@ -138,6 +138,19 @@ def test_commits_do_not_matter_if_the_code_is_known(tmp_path: Path) -> None:
     assert [group.run_indices for group in groups] == [(0, 3), (1, 2)]
 
 
+def test_comments_in_a_recipe_do_not_matter(tmp_path: Path) -> None:
+    """A resume ignores them, too."""
+    sources = [
+        write_run(tmp_path / text, {"source": {"sha256": text * 32, "code_sha256": code * 32}})
+        for text, code in (("ab", "ee"), ("cd", "ee"), ("ef", "dd"))
+    ]
+    groups = compare(read_runs(sources)).groups
+    assert [group.run_indices for group in groups] == [(0, 1), (2,)]
+    older = write_run(tmp_path / "older", {"source": {"sha256": "ab" * 32}})
+    groups = compare(read_runs([*sources, older])).groups
+    assert [group.run_indices for group in groups] == [(0, 3), (1,), (2,)]
+
+
 def test_groups_are_called_by_what_differs(tmp_path: Path) -> None:
     """A group's label is the flag and its value, and not the run's folder."""
     first = write_seeds(tmp_path / "a", LOW)

@@ -56,6 +56,29 @@ def test_model_of_an_example_is_loaded(name: str, tmp_path: Path) -> None:
             torch.testing.assert_close(loaded.state_dict()[key], value, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_changed_recipe_is_named(
+    resumed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other code may fit the weights, and predict otherwise; a comment changes nothing."""
+    file = REPOSITORY / "examples" / "regression.py"
+    trained(tmp_path / "run", file, *SMALL["regression"])
+    source = file.read_text()
+    if resumed:  # the run was resumed with other code, which trained the model
+        (tmp_path / "run" / "recipe.py").write_text("OBJECTIVE = 'loss:min'\n")
+    name = "recipe-at-00000008.py" if resumed else "recipe.py"
+    (tmp_path / "run" / name).write_text(source)
+    recipe = tmp_path / "train.py"
+    recipe.write_text(source + "# a comment\n")
+    load_model(tmp_path / "run", recipe)
+    assert capsys.readouterr().err == ""
+    recipe.write_text(source.replace("nn.ReLU", "nn.Tanh"))
+    load_model(tmp_path / "run", recipe)
+    output = capsys.readouterr().err
+    assert f"{recipe} was changed after this model was trained" in output
+    assert f"--recipe {tmp_path / 'run' / name}" in output
+
+
 def test_every_example_with_its_own_model_is_tested() -> None:
     """Those of BERT are loaded by Transformers, in the tests of whole runs."""
     own = {example.name for example in EXAMPLES if example.origin != "bert"}

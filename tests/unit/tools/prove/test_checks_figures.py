@@ -412,6 +412,16 @@ def test_losses_with_ignored_labels_are_not_computed_again(ignored: int) -> None
         assert (means == {}) == is_ignored
 
 
+def test_accuracy_of_several_binary_outputs_is_unknown() -> None:
+    """It may be the share of right outputs, or of samples whose outputs are all right."""
+    for name in ("binary_cross_entropy_with_logits", "binary_cross_entropy"):
+        for shape in ((4,), (4, 1)):
+            means = means_of_outputs(name, torch.full(shape, 0.9), torch.ones(shape), IGNORED)
+            assert means["accuracy"] == 1.0
+        several = means_of_outputs(name, torch.full((4, 2), 0.9), torch.ones(4, 2), IGNORED)
+        assert several == {}
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_outputs_that_are_not_finite_give_large_means(value: float) -> None:
     """A model that diverges must not make its observation fail."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
@@ -309,6 +310,13 @@ def test_live_tensors_are_counted() -> None:
     assert len(after) == len(before) + 5
     assert storage_bytes(after) - storage_bytes(before) == 3 * 1024
     assert len(views) == 2
+
+
+def test_tensors_without_memory_do_not_count() -> None:
+    """`torch.compile` keeps fake tensors, whose storage has no address."""
+    with FakeTensorMode():
+        fake = torch.ones(256)
+    assert storage_bytes([fake, torch.ones(256, device="meta"), torch.ones(8)]) == 32
 
 
 def test_allocator_is_exact() -> None:
