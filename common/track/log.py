@@ -64,6 +64,9 @@ class Log:
         self.media = RecordedMedia(directory, accelerator.is_main_process)
         self.metrics_file: TextIO | None = None
         self.output_file: TextIO | None = None
+        self.early_lines: list[str] = []  # printed before `start`, which opens the file for them
+        if accelerator.is_main_process:
+            LINE_LISTENERS.append(self.keep_line)
         # Returns where training is now, as figures by name. `start` sets it.
         self.position_figures: Callable[[], Mapping[str, float]] = no_figures
         self.pending_row = PendingRow()
@@ -91,13 +94,15 @@ class Log:
             rows = [row for row in read_lines(path, STEP, warn) if row[STEP] < step]
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
             self.metrics_file = open_to_append(path)
-            self.output_file = open_to_append(path.with_name("output.log"))
-            LINE_LISTENERS.append(self.keep_line)
             tracker_class = TRACKERS.get(config.tracker)
             if tracker_class is not None:
                 run = TrackedRun(self.accelerator, config, run_config, self.directory, rows, step)
                 with self.tracking():
                     self.tracker = tracker_class(run)
+            self.output_file = open_to_append(path.with_name("output.log"))
+            for line in self.early_lines:
+                self.keep_line(line)
+            self.early_lines.clear()
         shown = self.tracker.shown if self.tracker is not None else "metrics.jsonl only"
         report.show_plan(run_config, f"{self.directory}; {shown}")
         DISPLAY.start(run_config.plan.total_steps, self.step_and_epoch)
@@ -220,8 +225,12 @@ class Log:
     def keep_line(self, line: str) -> None:
         """Copy a line of the terminal, without the progress bar, to `output.log` and the tracker.
 
-        Any failure is ignored, because a warning about it would be another line to keep.
+        Before `start`, the line is kept for it. Any failure is ignored, because a warning about it
+        would be another line to keep.
         """
+        if self.output_file is None:
+            self.early_lines.append(line)
+            return
         with contextlib.suppress(Exception):
             print(line, file=self.output_file, flush=True)
             if self.tracker is not None:

@@ -81,6 +81,9 @@ def test_changed_recipe_is_reported_recorded_and_compared(
         error, output = run("--resume", directory)
     assert error is None
     assert "nn.Tanh()" in output
+    kept_lines = (directory / "output.log").read_text()
+    assert "the recipe was changed" in kept_lines  # printed before the log is opened
+    assert f"resuming {directory}" in kept_lines
     changes = json.loads((directory / "config.json").read_text())["source"]["changes"]
     assert [change["global_step"] for change in changes] == [3]
     compared = compare(read_runs([str(other), str(directory)]))
