@@ -138,12 +138,10 @@ class Columns:
             if flag_value:
                 problem = f"{flag} names {len(columns)} columns{column_names}, which is too many"
             else:
-                problem = (
-                    f"data set {self.name} has {len(columns) or 'no'} columns that {flag} could "
-                    f"stand for{column_names}"
-                )
+                likely = f"{len(columns)} likely columns" if columns else "no likely column"
+                problem = f"data set {self.name} has {likely} for {flag}{column_names}"
             needed = "one column" if at_most == 1 else f"one column or up to {at_most}"
-            lead_in = f"name {needed} with {flag}; the suitable columns are"
+            lead_in = f"name {needed} with {flag}; the possible columns are"
             raise UserError(problem, advice=self.advice_to_choose(flag, suitable, lead_in))
         return columns
 
@@ -164,7 +162,7 @@ class Columns:
         """Return the advice to name a suitable column, or to pass other data if there is none.
 
         Args:
-            lead_in: the text before the names of the suitable columns.
+            lead_in: the text before the names of the possible columns.
         """
         if not suitable:
             return f"pass {DATA_WITH_COLUMNS[flag]} as --dataset"

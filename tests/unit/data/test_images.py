@@ -174,7 +174,7 @@ def test_data_without_images_are_refused(tmp_path: Path) -> None:
     """The message names the flag, the type of a named column, and data that would do."""
     write_csv(tmp_path / "words" / "train.csv", sentences(20, 0))
     message = refusal(lambda: images(tmp_path / "words"))
-    assert "no columns that --image-column could stand for: pass a folder of images" in message
+    assert "no likely column for --image-column: pass a folder of images" in message
     message = refusal(lambda: images(tmp_path / "words", image_column="sentence"))
     assert "string, and the flag needs images: pass a folder of images" in message
 

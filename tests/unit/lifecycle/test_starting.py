@@ -65,6 +65,15 @@ def test_lost_best_model_costs_nothing_else(tmp_path: Path) -> None:
     assert summary.get("val/best_rmse") == summary["val/rmse"]
 
 
+def test_lost_rows_are_reported(tmp_path: Path) -> None:
+    """The weights do not need them, so the run goes on."""
+    directory = unfinished_run(tmp_path / "run")
+    (directory / "metrics.jsonl").unlink()
+    error, output = run("--resume", directory)
+    assert error is None
+    assert "metrics.jsonl is missing, so the rows of the first 3 updates are lost" in output
+
+
 def test_changed_recipe_is_reported_recorded_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
