@@ -35,7 +35,7 @@ class Entry(TypedDict):
     accuracy: float  # on test, without it
     seconds: float  # of the whole command
     training_seconds: float  # of training and evaluations between the start and the end of the loop
-    matrix_gflops: float  # of a matrix product on this machine, before the run; see `matrix_dtype`
+    matrix_gflops: float  # of a matrix product, before the run; see `matrix_precision`
     petaflops_available: float  # matrix products that the machine could have made in that time
     load_average_before: float
 
@@ -67,14 +67,15 @@ def measured_matrix_gflops() -> float:
     from benchmarks.harness.fresh_code import printed_by
 
     code = (
-        "import torch; from benchmarks.harness.roofs import matrix_rate; "
-        f"print(matrix_rate(torch.{matrix_dtype()}) / 1e9)"
+        "from benchmarks.harness.precisions import DTYPES; "
+        "from benchmarks.harness.roofs import matrix_rate; "
+        f"print(matrix_rate(DTYPES['{matrix_precision()}']) / 1e9)"
     )
     return float(printed_by(code))
 
 
-def matrix_dtype() -> str:
-    """Return torch's name of the dtype of the matrix products: bfloat16, or float32 on some CPUs.
+def matrix_precision() -> str:
+    """Return the precision of the matrix products: bf16, or fp32 on some CPUs.
 
     A CPU without instructions for bf16 would need minutes for such a product, and recipes train
     there in fp32.
@@ -83,7 +84,7 @@ def matrix_dtype() -> str:
     from common.training.precision import cpu_has_bf16
 
     is_slow = default_device().type == "cpu" and not cpu_has_bf16()
-    return "float32" if is_slow else "bfloat16"
+    return "fp32" if is_slow else "bf16"
 
 
 def show(entries: list[Entry]) -> None:
@@ -119,8 +120,7 @@ def main() -> None:
             arguments.recipe, arguments.dataset, seed, arguments.flags, arguments.keep_runs
         )
         entries.append(entry)
-        precision = {"bfloat16": "bf16", "float32": "fp32"}[matrix_dtype()]
-        name = f"matrix product {precision}, GFLOP/s"
+        name = f"matrix product {matrix_precision()}, GFLOP/s"
         facts = describe_machine({name: entry["matrix_gflops"]})
         results = {"target": TARGET, "flags": arguments.flags, "machine": facts, "runs": entries}
         write_results(arguments.output, results)

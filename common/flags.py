@@ -104,11 +104,16 @@ def as_typed(name: str, value: object) -> str:
     return command_line(words_of_flag(name, value))
 
 
+def value_from_json(value: object) -> object:
+    """Return the value of a flag that JSON has kept: JSON has lists instead of tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def words_of_flag(name: str, value: object) -> list[str]:
     """Return the words of a flag and its value, such as ``["--hidden-sizes", "64", "32"]``."""
     if isinstance(value, bool):  # a switch has no value
         return [spelled(name if value else f"no_{name}")]
-    values = value if isinstance(value, (tuple, list)) else (value,)  # a list is from JSON
+    values = value if isinstance(value, tuple) else (value,)
     return [spelled(name), *map(str, values)]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from common.errors import UserError
-from common.flags import advice_to_omit, as_typed, stated_metadata
+from common.flags import advice_to_omit, as_typed, stated_metadata, value_from_json
 from common.system.wording import shortened
 
 if TYPE_CHECKING:
@@ -153,8 +153,7 @@ def unread_flags(config: "DataclassInstance", given_flags: Mapping[str, object])
     flags_read = stop_recording(config)
     unread = []
     for field in dataclasses.fields(config):
-        value = given_flags.get(field.name, field.default)
-        value = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+        value = value_from_json(given_flags.get(field.name, field.default))
         role = stated_metadata(type(config), field.name)["role"]
         changes_learning = role in ("learning", "size")
         is_set = field.default is not dataclasses.MISSING and value != field.default

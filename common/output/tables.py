@@ -33,7 +33,8 @@ def print_table(rows: Sequence[Row], *, title: str = "") -> None:
     cells = [[cell(text) for text in row] for row in rows]
     natural_widths = widest_cells(cells)
     if len(natural_widths) > 2:
-        natural_widths = [natural_widths[0], *(min(w, WIDEST_CELL) for w in natural_widths[1:])]
+        value_widths = [min(width, WIDEST_CELL) for width in natural_widths[1:]]
+        natural_widths = [natural_widths[0], *value_widths]
     smallest_widths = smallest_readable_widths(cells, natural_widths)
     for block in blocks_of_columns(smallest_widths, output.width):
         widths = fitted_widths(

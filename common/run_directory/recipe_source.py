@@ -131,18 +131,6 @@ def latest_source(directory: Path) -> Path | None:
     return existing[-1] if existing else None
 
 
-def has_same_code(path: Path, other: Path) -> bool:
-    """Whether two files have the same code, apart from comments, docstrings and line ends.
-
-    The answer is False if a file can't be read or parsed.
-    """
-    try:
-        texts = [file.read_text(encoding="utf-8", errors="replace") for file in (path, other)]
-        return code_of(texts[0]) == code_of(texts[1])
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return False
-
-
 def code_of(text: str) -> str:
     """Return Python code in a form without comments and docstrings, to compare it.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.config import TrainingConfig
 from common.data.dataset import Data
-from common.flags import role_of, words_of_flag
+from common.flags import role_of, value_from_json, words_of_flag
 from common.measure.memory import peak_memory
 from common.metric_names import THROUGHPUT, TRAINING_SECONDS
 from common.objective import PREFIXES, Split
@@ -156,8 +156,7 @@ def flags_as_text(config: TrainingConfig, given_flags: Flags, all_of_them: bool 
     """
     words: list[str] = []
     for field in fields(config):
-        value = given_flags.get(field.name, field.default)
-        value = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+        value = value_from_json(given_flags.get(field.name, field.default))
         is_wanted = all_of_them or role_of(type(config), field.name).compared
         if value == field.default or not is_wanted:
             continue

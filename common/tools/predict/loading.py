@@ -12,7 +12,7 @@ from common.errors import UserError
 from common.failures.sentences import reading
 from common.run_directory.finished_model import WEIGHTS, model_folder
 from common.run_directory.model_records import ModelFacts
-from common.run_directory.recipe_source import has_same_code, latest_source
+from common.run_directory.recipe_source import RecipeSource, latest_source
 from common.run_directory.record_files import read_record
 from common.run_directory.records import MODEL_FOLDER, MODEL_JSON
 from common.run_directory.status import advice_to_go_on, current_status
@@ -171,7 +171,7 @@ def warn_of_changed_recipe(path: Path, run: Path) -> None:
         run: the run's directory. A model folder may have been copied without it.
     """
     source = latest_source(run)
-    if source is not None and path.is_file() and not has_same_code(path, source):
+    if source is not None and path.is_file() and not RecipeSource(path).is_same_code(source):
         # To stderr, because `recipes predict` prints its predictions as JSON.
         print(
             f"{path} was changed after this model was trained; to use the code that trained it, "

@@ -258,7 +258,8 @@ def test_file_of_any_format_is_a_data_set(suffix: str, tmp_path: Path) -> None:
     ("others", "words"),
     [
         ({"mood": ["glad", "sad"]}, ("sentiment", "mood")),  # two of few values
-        ({"price": [n * 1.5 for n in range(30)]}, ("no likely column",)),  # numbers may be meant, too
+        # Numbers may be meant, too.
+        ({"price": [n * 1.5 for n in range(30)]}, ("no likely column",)),
     ],
 )
 def test_ambiguous_label_columns_need_a_flag(

@@ -81,8 +81,8 @@ def test_changed_recipe_is_named(
 
 def test_every_example_with_its_own_model_is_tested() -> None:
     """Those of BERT are loaded by Transformers, in the tests of whole runs."""
-    own = {example.name for example in EXAMPLES if example.origin != "bert"}
-    assert own == SMALL.keys()
+    names = {example.name for example in EXAMPLES if example.origin != "bert"}
+    assert names == SMALL.keys()
 
 
 def test_message_of_predict_names_a_working_call(tmp_path: Path) -> None:
