@@ -125,7 +125,8 @@ def ensure_cache(folder: Path, fill: Callable[[Path], PreparedFacts]) -> None:
     if is_unchanged(folder):
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(Path(f"{folder}.lock")):
+    lock_file = Path(f"{folder}.lock")
+    with locked(lock_file, other_job=f"another process is preparing the cache {folder}"):
         # Look again, because another process may have prepared the data while this one waited for
         # the lock. A folder that does not exist counts as damaged.
         problem = None if is_unchanged(folder) else find_damage(folder)

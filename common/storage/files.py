@@ -13,12 +13,14 @@ from typing import TextIO
 
 from filelock import FileLock, Timeout
 
+from common.console import say
 from common.errors import UserError
 from common.failures.sentences import writing
 from common.system.platforms import rename_path, replace_file, sync
 
 LOCK = ".lock"  # the file that a process locks, in a folder that only one may write to
 UNFINISHED = ".unfinished"  # ends the name of a file or folder that is still being written
+SILENT_WAIT = 2.0  # seconds to wait for a lock before the user is told
 SUPERSEDED = ".superseded"  # ends the name of a replaced file or folder, until the new is complete
 
 
@@ -49,10 +51,16 @@ def open_to_append(path: Path) -> TextIO:
 
 
 @contextmanager
-def locked(path: Path, patience: float = -1, flag: str | None = "--output-dir") -> Iterator[None]:
+def locked(
+    path: Path,
+    patience: float = -1,
+    flag: str | None = "--output-dir",
+    other_job: str | None = None,
+) -> Iterator[None]:
     """Hold a lock file while the block runs, so that only one job at a time writes.
 
-    The lock protects only against jobs that take the same lock file.
+    The lock protects only against jobs that take the same lock file. A wait of more than
+    `SILENT_WAIT` seconds is told to the user.
 
     On a file system without locks, or if this user may not lock, nothing is locked.
 
@@ -60,23 +68,47 @@ def locked(path: Path, patience: float = -1, flag: str | None = "--output-dir") 
         patience: seconds to wait for another job that holds the lock; -1 waits without end.
         flag: the flag that can name another folder, for the error; None if only this folder will
             do, because the command resumes a run.
+        other_job: says what a job that holds the lock is doing (default: that it is writing to the
+            folder of the lock).
 
     Raises:
         UserError: another job still holds the lock.
     """
     lock = FileLock(path)
+    other_job = other_job or f"another job is writing to {path.parent}"
     try:
-        lock.acquire(timeout=patience)
+        acquire(lock, patience, other_job)
     except Timeout:
         alternative = "stop it" if flag is None else f"pass another {flag}"
         advice = f"wait until it has ended, or {alternative}"
-        raise UserError(f"another job is writing to {path.parent}", advice=advice) from None
+        raise UserError(other_job, advice=advice) from None
     except (NotImplementedError, OSError):
         pass  # go on without a lock: there are none here, or this user may not lock
     try:
         yield
     finally:
         lock.release()
+
+
+def acquire(lock: FileLock, patience: float, other_job: str) -> None:
+    """Acquire a lock, and tell the user if that takes longer than `SILENT_WAIT` seconds.
+
+    See `locked` for the arguments.
+
+    Raises:
+        Timeout: another job still holds the lock.
+    """
+    waits_without_end = patience < 0
+    silent_wait = SILENT_WAIT if waits_without_end else min(patience, SILENT_WAIT)
+    try:
+        lock.acquire(timeout=silent_wait)
+        return
+    except Timeout:
+        if silent_wait == patience:
+            raise
+    limit = "" if waits_without_end else f" for up to {patience:.0f} s"
+    say(f"{other_job}; this one waits{limit}")
+    lock.acquire(timeout=-1 if waits_without_end else patience - SILENT_WAIT)
 
 
 def remove(path: Path) -> None:

@@ -19,8 +19,8 @@ MAX_LINES_OF_THE_README = 200
 LEVELS = (
     ("system", "metric_names"),
     ("errors",),
-    ("failures",),
-    ("flags", "objective", "console", "ranks", "storage"),
+    ("failures", "console"),
+    ("flags", "objective", "ranks", "storage"),
     ("output",),
     ("run_directory",),
     ("command_line",),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from common.errors import UserError
-from common.storage.files import write_text
+from common.storage import files
+from common.storage.files import locked, write_text
 from common.storage.json_files import read_json, write_json
 
 VALUE = {"name": "größer", "list": [1, 2.5, None, True], "object": {"a": "b"}}
@@ -36,3 +39,33 @@ def test_impossible_path_gives_one_sentence(path: str) -> None:
     """The system may refuse it for any reason."""
     with pytest.raises(UserError, match="can't be made or written"):
         write_text(Path(path), "text")
+
+
+def test_long_wait_for_a_lock_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wait ends when the other job ends, or when the patience ends; a short one is silent."""
+    monkeypatch.setattr(files, "SILENT_WAIT", 0.1)
+    lock = tmp_path / ".lock"
+    is_taken = threading.Event()
+    may_end = threading.Event()
+
+    def other_job() -> None:
+        with FileLock(lock):
+            is_taken.set()
+            may_end.wait()
+
+    other = threading.Thread(target=other_job)
+    other.start()
+    is_taken.wait()
+    with pytest.raises(UserError, match="another job is writing"), locked(lock, 0.1):
+        pass
+    assert capsys.readouterr().out == ""
+    with pytest.raises(UserError, match="another job is writing"), locked(lock, 0.2):
+        pass
+    said = f"another job is writing to {tmp_path}; this one waits for up to 0 s\n"
+    assert capsys.readouterr().out == said
+    threading.Timer(1.0, may_end.set).start()
+    with locked(lock, other_job="another job is preparing x"):
+        assert capsys.readouterr().out == "another job is preparing x; this one waits\n"
+    other.join()
