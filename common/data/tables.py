@@ -65,6 +65,7 @@ class Tables(LabelledData):
         if not source.is_whole:
             self.refuse_single_class()
             self.note_missing_classes()
+            self.note_classes_of_one_row()
             self.make_validation(source)
 
     def __len__(self) -> int:
@@ -120,6 +121,20 @@ class Tables(LabelledData):
         if missing:
             classes = counted(len(missing), "class", "classes")
             self.notes.append(f"train has no rows of {classes}: {', '.join(missing):.60}")
+
+    def note_classes_of_one_row(self) -> None:
+        """Note for the user if most rows of train have a class of their own.
+
+        The label column may then hold names or numbers of the rows, from which nothing is learned.
+        """
+        class_sizes = np.bincount(self.labels["train"])
+        total = len(self.labels["train"])
+        alone = int((class_sizes == 1).sum())
+        if 2 * alone > total:
+            self.notes.append(
+                f"{alone:,} of {total:,} rows of train have a class of their own: check that "
+                f"{self.label_column} holds the labels, or pass --label-column"
+            )
 
     def facts(self) -> PreparedFacts:
         """Return the facts that the cache keeps, once all rows that lack something are dropped."""

@@ -37,15 +37,30 @@ def load_model(
         device: the device of the returned model.
 
     Raises:
-        UserError: there is no finished model, or the file does not define this model.
+        ValueError: there is no finished model, or the file does not define this model. A program
+            can catch it, unlike a `UserError`, which ends the program.
     """
-    folder = finished_model(Path(run_directory))
+    try:
+        return load_trained_model(finished_model(Path(run_directory)), recipe_file).to(device)
+    except UserError as error:
+        raise ValueError(error.message) from None
+
+
+def load_trained_model(folder: Path, recipe_file: str | Path | None) -> nn.Module:
+    """Return a trained model on the CPU, in evaluation mode and fp32; see `load_model`.
+
+    Args:
+        folder: the model's folder, which `finished_model` returns.
+
+    Raises:
+        UserError: the file does not define this model, or the folder's files are damaged.
+    """
     facts = read_record(folder / MODEL_JSON, ModelFacts)
     if (folder / TRANSFORMERS_CONFIG).is_file():
         model = load_transformers_model(folder, facts, recipe_file)
     else:
         model = load_recipe_model(folder, facts, recipe_file)
-    return model.float().eval().to(device)
+    return model.float().eval()
 
 
 def finished_model(run: Path) -> Path:

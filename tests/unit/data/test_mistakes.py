@@ -249,6 +249,20 @@ def test_class_missing_from_train_is_noted(tmp_path: Path) -> None:
     assert "train has no rows of 1 class: -1" in text(tmp_path / "mine").notes
 
 
+@pytest.mark.parametrize(("num_classes", "is_noted"), [(12, True), (8, True), (7, False)])
+def test_classes_of_one_row_are_noted(num_classes: int, is_noted: bool, tmp_path: Path) -> None:
+    """A label column may hold numbers of the rows; a few rare classes are no reason for a note."""
+    rows = [f"sentence {row},{min(row, num_classes - 1)}" for row in range(12)]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.csv").write_text("\n".join(["sentence,label", *rows]) + "\n")
+    alone = 12 if num_classes == 12 else num_classes - 1
+    note = (
+        f"{alone} of 12 rows of train have a class of their own: check that label holds the "
+        "labels, or pass --label-column"
+    )
+    assert (note in text(tmp_path / "mine").notes) == is_noted
+
+
 def replace_value(path: Path, column: str, row: int, value: Any) -> None:
     """Change a value in a Parquet file without a change of types, as a general tool does."""
     import pyarrow

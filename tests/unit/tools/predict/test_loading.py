@@ -134,5 +134,5 @@ def test_mistakes_are_sentences(
     path = tmp_path / "run" / "model" / "model.json"
     facts = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({name: fact for name, fact in facts.items() if fact is not None}))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(ValueError, match=message):
         load_model(tmp_path / "run", copy if file == "copy" else file)
