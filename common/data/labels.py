@@ -132,9 +132,10 @@ class LabelledData:
     def share_to_hold_out(self, source: DataSource) -> float:
         """Return the share of train that becomes the validation split, from 0 to 1.
 
-        The share is 0 if the data set has a validation split already. Otherwise it is the value of
-        `--validation-share`. Without that flag, it is `DEFAULT_VALIDATION_SHARE` if train is the
-        only split, and 0 if there is a test split.
+        The share is 0 if the data set has a validation split already; a note then says that
+        `--validation-share` has no effect. Otherwise it is the value of that flag. Without the
+        flag, it is `DEFAULT_VALIDATION_SHARE` if train is the only split, and 0 if there is a test
+        split.
 
         Raises:
             UserError: the flag is 0 and train is the only split, so nothing could be evaluated.
@@ -153,6 +154,10 @@ class LabelledData:
                 ),
             )
         if "validation" in self.splits:
+            if share:
+                self.notes.append(
+                    "nothing is held out by --validation-share: there is a validation split"
+                )
             return 0
         if share is None:
             return DEFAULT_VALIDATION_SHARE if is_only_split else 0

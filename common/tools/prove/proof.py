@@ -1,11 +1,13 @@
 """Runs a proof: runs its checks one after the other, and writes the receipt."""
 
+import errno
+import os
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryFile, mkdtemp
 
 import torch
 
@@ -68,8 +70,7 @@ def prove(request: ProofRequest) -> bool:
         built_in_dataset(recipe.path),
         request.updates,
     )
-    with writing(f"--output {request.output}"):
-        request.output.resolve().parent.mkdir(parents=True, exist_ok=True)
+    require_writable(request.output)
     folder = new_folder(request.folder)
     bench = Bench(recipe, folder, flags, request.seed)
     shown_flags = command_line(flag_words(flags.values))
@@ -91,6 +92,17 @@ def prove(request: ProofRequest) -> bool:
     else:
         say(f"runs: {shown_path(folder)}")
     return receipt.passed
+
+
+def require_writable(output: Path) -> None:
+    """Raise a `UserError` if the receipt's file can't be written, before a proof of minutes."""
+    folder = output.resolve().parent
+    with writing(f"--output {output}"):
+        if output.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
 
 
 def with_determinism(flags: FlagValues) -> FlagValues:

@@ -39,7 +39,7 @@ def test_validation_share_leaves_the_test_split_alone(tmp_path: Path) -> None:
 
 
 def test_validation_share_leaves_a_validation_split_alone(tmp_path: Path) -> None:
-    """Nothing is added to the data set's own validation split."""
+    """Nothing is added to the data set's own validation split, and a note says so."""
     splits = {"train": grey_images(60, 1), "validation": grey_images(10, 2)}
     source = find_named(str(write_image_parquet(tmp_path / "grey", splits)), None)
     raw = Tables(dataclasses.replace(source, validation_share=0.5), None)
@@ -47,6 +47,7 @@ def test_validation_share_leaves_a_validation_split_alone(tmp_path: Path) -> Non
         "train": 60,
         "validation": 10,
     }
+    assert "nothing is held out by --validation-share: there is a validation split" in raw.notes
 
 
 def test_too_few_rows_to_hold_out_name_the_label_column(tmp_path: Path) -> None:

@@ -407,3 +407,15 @@ def test_checks_that_compare_runs() -> None:
     """The others judge a single run, so their failures do not depend on its repetition."""
     independent = {check.name for check in CHECKS if not check.compares_runs}
     assert independent == {"learns", "repeatable", "waits", "memory"}
+
+
+@pytest.mark.parametrize("output", ["folder", "file/proof.json"])
+def test_a_receipt_that_cannot_be_written_is_reported_at_once(output: str, tmp_path: Path) -> None:
+    """Otherwise, minutes of checks would be lost."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    receipt = tmp_path / output
+    recipe = str(REPOSITORY / "recipes" / "mnist_mlp.py")
+    with pytest.raises(UserError, match=f"--output {receipt} can't be made or written"):
+        main([recipe, "--output", str(receipt), "--folder", str(tmp_path / "runs")])
+    assert not (tmp_path / "runs").exists()
