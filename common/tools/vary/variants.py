@@ -28,16 +28,6 @@ from common.tools.recipe import load_recipe
 from common.tools.tune.space import Space, command_words, parse_space
 from common.tools.vary.records import read_command, write_command
 from common.tools.vary.report import report_on_variants
-from common.track.names import precision_name
-
-# The part of a variant's name for each value that says nothing without its flag.
-NAMES_OF_VALUES = {
-    "true": "{flag}",
-    "false": "no-{flag}",
-    "no": "{flag}-no",
-    "yes": "{flag}",
-    "auto": "{flag}-auto",
-}
 
 
 @dataclass(frozen=True)
@@ -189,8 +179,8 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
     for processes, *chosen_values in combinations:
         values = dict(zip(space, chosen_values, strict=True))
         varied_processes = processes if len(process_counts) > 1 else ""
-        name = variant_name(varied_processes, values)
         title = variant_title(varied_processes, values)
+        name = directory_name(title)
         variants[name] = Variant(name, title, processes, command_words(space, values))
     # Variants with the same name have replaced each other in the dictionary.
     if len(variants) < len(combinations):
@@ -200,27 +190,6 @@ def list_variants(space: Space, process_counts: Sequence[str]) -> list[Variant]:
             advice="choose values that differ in a letter or a digit",
         )
     return list(variants.values())
-
-
-def variant_name(varied_processes: str, values: dict[str, str]) -> str:
-    """Return a variant's name: its values, with the flag where the value alone says nothing.
-
-    The name is also that of a folder, so all characters become dashes except letters, digits and a
-    few signs.
-
-    Args:
-        varied_processes: the number of processes; empty if all variants have the same number.
-        values: the variant's values, by flag. If there are none, the name is ``alone``.
-    """
-    parts = []
-    for flag, value in values.items():
-        if flag == "mixed-precision":
-            parts.append(precision_name(value))
-        else:
-            parts.append(NAMES_OF_VALUES.get(value, value).replace("{flag}", flag))
-    if varied_processes:
-        parts.append(f"{varied_processes}-processes")
-    return re.sub(r"[^\w.+-]+", "-", "_".join(parts)) or "alone"
 
 
 def variant_title(varied_processes: str, values: dict[str, str]) -> str:
@@ -234,6 +203,14 @@ def variant_title(varied_processes: str, values: dict[str, str]) -> str:
     if varied_processes:
         parts.append(f"processes={varied_processes}")
     return ", ".join(parts) or "these flags"
+
+
+def directory_name(title: str) -> str:
+    """Return the name of a variant's directory, such as ``dropout=0.1_batch-size=64``.
+
+    All characters of the title become dashes except letters, digits and a few signs.
+    """
+    return re.sub(r"[^\w.+=-]+", "-", title.replace(", ", "_"))
 
 
 def default_directory(command: list[str]) -> str:

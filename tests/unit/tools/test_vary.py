@@ -12,7 +12,7 @@ from common.errors import UserError
 from common.tools.launching.command import command_of_run
 from common.tools.vary.command import main
 from common.tools.vary.records import VARY_FILE, read_command
-from common.tools.vary.variants import claim, variant_name, variant_title
+from common.tools.vary.variants import claim, directory_name, variant_title
 from tests.unit.tools.tune.test_search import STUB
 
 pytestmark = pytest.mark.usefixtures("forking_python", "restored_sigterm")  # for the variants
@@ -35,15 +35,20 @@ def test_variants_are_run_once_and_compared_over_seeds(
     arguments = [str(STUB), "--learning-rate", "0.1,0.01", "--epochs", "2"]
     main(arguments)
     (folder,) = (tmp_path / "runs").iterdir()
-    assert begun(folder) == ["0.01", "0.1"]
+    assert begun(folder) == ["learning-rate=0.01", "learning-rate=0.1"]
     assert "±" not in (folder / "table.md").read_text()
     assert "--seeds 3 keeps these runs and adds others" in capsys.readouterr().out
-    card = folder / "0.01" / "model" / "README.md"
+    card = folder / "learning-rate=0.01" / "model" / "README.md"
     card.parent.mkdir()
     card.write_text("its own\n")
     for _ in range(2):
         main([*arguments, "--seeds", "2"])
-    assert begun(folder) == ["0.01", "0.01-seed-1", "0.1", "0.1-seed-1"]
+    assert begun(folder) == [
+        "learning-rate=0.01",
+        "learning-rate=0.01-seed-1",
+        "learning-rate=0.1",
+        "learning-rate=0.1-seed-1",
+    ]
     original, heading, table = card.read_text().partition("\n## The same with other seeds\n")
     assert original == "its own\n"
     assert heading
@@ -117,7 +122,7 @@ def test_failed_variant_is_reported(
     ]
     with pytest.raises(UserError, match="1 run failed"):
         main(arguments)
-    assert "0.5  failed: learning rate 0.5 is too high" in capsys.readouterr().out
+    assert "learning-rate=0.5  failed: learning rate 0.5 is too high" in capsys.readouterr().out
     assert "\n|  | learning-rate=0.1 |\n" in (tmp_path / "v" / "table.md").read_text()
 
 
@@ -203,7 +208,7 @@ def test_repeated_number_of_processes_is_one_variant(
     """A number of processes that is repeated does not count as a second run."""
     monkeypatch.chdir(tmp_path)
     main([str(STUB), "--num-processes", "1,1", "--epochs", "1", "--output-dir", "v"])
-    assert begun(tmp_path / "v") == ["alone"]
+    assert begun(tmp_path / "v") == ["these-flags"]
     assert "±" not in (tmp_path / "v" / "table.md").read_text()
 
 
@@ -215,15 +220,12 @@ def test_recipe_must_accept_every_choice(tmp_path: Path, monkeypatch: pytest.Mon
     assert [*tmp_path.iterdir()] == []
 
 
-def test_names_of_variants_state_what_varies() -> None:
-    """Names consist of values, and of flags where a value alone says nothing."""
-    assert variant_name("", {"mixed-precision": "no", "batch-size": "64"}) == "fp32_64"
-    assert variant_name("2", {"compile": "true"}) == "compile_2-processes"
-    assert (
-        variant_name("", {"compile": "false", "padding-free": "no"}) == "no-compile_padding-free-no"
-    )
-    assert variant_name("", {"hidden-sizes": "8 16"}) == "8-16"
-    assert variant_name("", {}) == "alone"
+def test_directories_of_variants_state_flags_and_values() -> None:
+    """Only letters, digits and a few signs are in the name of a directory."""
+    assert directory_name("dropout=0.1, batch-size=64") == "dropout=0.1_batch-size=64"
+    assert directory_name("hidden-sizes=8 16, processes=2") == "hidden-sizes=8-16_processes=2"
+    assert directory_name("model=google/bert: a*b") == "model=google-bert-a-b"
+    assert directory_name("these flags") == "these-flags"
 
 
 def test_titles_of_variants_have_flags_and_values() -> None:
