@@ -220,7 +220,10 @@ class GradientGuard:
         if self.accelerator.mixed_precision != "no":
             changes.append("--mixed-precision no")
         flags = ", or with ".join(changes)
-        return f"start a new run with {flags}; also look for damaged samples in the data"
+        return (
+            f"start a new run with {flags}; also look for damaged samples in the data, and for "
+            "batches in which all labels are ignored"
+        )
 
     def check(self, global_step: int, loss: float = 0.0) -> None:
         """Read the norms since the last check, and end the run if an update was skipped.
