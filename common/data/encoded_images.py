@@ -6,7 +6,8 @@ one thread at a time can run. So processes share this work.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Generic, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import get_worker_info
@@ -18,6 +19,7 @@ from common.data.worker_watch import WorkerNames
 from common.data.workers import PREFETCHED, Workers
 from common.errors import LostProcessError, UserError
 from common.system.platforms import usable_cores, worker_start_method
+from common.system.wording import counted, listed
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -28,10 +30,18 @@ MAX_WORKERS = 32
 IMAGES_AT_ONCE = 64  # the most images whose results travel together
 ENCODED_AT_ONCE = 16  # the most encoded images that a process holds
 RESULT_BYTES = 2**26  # the most bytes of all results that wait in memory
+MOST_UNREADABLE = 100  # reading ends after so many images that can't be read
 DECODING_PATIENCE = 600.0  # seconds to wait for results
 DECODER_NAMES = WorkerNames("the processes that decode images")
 
 Result = TypeVar("Result")
+
+
+class UnreadableImage(NamedTuple):
+    """The place of an image that can't be read, and the error that says why."""
+
+    path: str | None  # None for an image that a table contains
+    error: UserError
 
 
 class EncodedImages(Samples, Generic[Result]):
@@ -56,8 +66,11 @@ class EncodedImages(Samples, Generic[Result]):
     def __len__(self) -> int:
         return len(self.split)
 
-    def fetch(self, samples: torch.Tensor, epoch: int | None) -> list[Result]:
+    def fetch(self, samples: torch.Tensor, epoch: int | None) -> list[Result | UnreadableImage]:
         """Return a list of results, instead of a batch of tensors.
+
+        An image that can't be read has an `UnreadableImage` as its result, so that the others are
+        still read.
 
         Args:
             samples: consecutive indices in ascending order, because only the first and the last of
@@ -65,10 +78,17 @@ class EncodedImages(Samples, Generic[Result]):
         """
         images = self.images_between(int(samples[0]), int(samples[-1]))
         if get_worker_info() is not None:
-            return [self.read_image(image) for image in images]
+            return [self.result_of(image) for image in images]
         # Without workers, threads help with large images: the decoder lets other threads run.
         with ThreadPoolExecutor() as pool:
-            return list(pool.map(self.read_image, images))
+            return list(pool.map(self.result_of, images))
+
+    def result_of(self, image: EncodedImage) -> Result | UnreadableImage:
+        """Return the result for an image, or the error if it can't be read."""
+        try:
+            return self.read_image(image)
+        except UserError as error:
+            return UnreadableImage(image["path"], error)
 
     def images_between(self, first: int, last: int) -> Iterator[EncodedImage]:
         """Yield the images from one sample index to another, both included."""
@@ -82,13 +102,17 @@ def read_images(
 ) -> Iterator[list[Result]]:
     """Yield what `read` returns for each image of a split, in order, in lists.
 
+    After the first image that can't be read, nothing more is yielded. The rest is still read, so
+    that one error counts all such images, up to `MOST_UNREADABLE`.
+
     Args:
         column: the column of images, which are undecoded.
         read: a function of one image, whose result can be pickled.
         result_bytes: the size of a result, which limits the length of the lists.
 
     Raises:
-        UserError: `read` raises it, or a worker was killed or does not answer.
+        UserError: `read` raises it for one or more images, or a worker was killed or does not
+            answer.
     """
     # A forked worker shares the data. Any other would have to import torch and get a copy.
     has_workers = len(split) >= MANY_IMAGES and worker_start_method() == "fork"
@@ -101,8 +125,14 @@ def read_images(
     workers = Workers(
         images, worker_count, torch.device("cpu"), DECODING_PATIENCE, never, DECODER_NAMES
     )
+    unreadable: list[UnreadableImage] = []
     try:
-        yield from workers.fetched(lists, None)
+        for results in workers.fetched(lists, None):
+            unreadable += [result for result in results if isinstance(result, UnreadableImage)]
+            if len(unreadable) >= MOST_UNREADABLE:
+                break
+            if not unreadable:
+                yield results
     except LostProcessError:
         raise UserError(
             "a process that decodes images was killed, perhaps for lack of memory",
@@ -112,3 +142,25 @@ def read_images(
         ) from None
     finally:
         workers.close()
+    if unreadable:
+        raise unreadable_error(unreadable)
+
+
+def unreadable_error(unreadable: list[UnreadableImage]) -> UserError:
+    """Return one error for all images of a split that can't be read.
+
+    It has the reason for the first image, and the paths of a few others.
+    """
+    first, *others = unreadable
+    if not others:
+        return first.error
+    count = counted(len(others), "other image")
+    if len(unreadable) >= MOST_UNREADABLE:
+        count = f"at least {count}"
+    # The folder of an image is often its class.
+    paths = ["/".join(Path(image.path).parts[-2:]) for image in others if image.path]
+    names = f" ({listed(paths)})" if paths else ""
+    return UserError(
+        f"{first.error.problem}; {count} can't be used either{names}",
+        advice="replace or remove these images",
+    )

@@ -179,3 +179,41 @@ def test_paths_are_found_in_every_part_of_a_column() -> None:
     expected = [None if row == 3 else f"{part}-{row}.png" for part in range(3) for row in range(4)]
     assert list(paths_of(whole, "image")) == expected
     assert list(paths_of(whole.select([5, 3, 0]), "image")) == [expected[row] for row in (5, 3, 0)]
+
+
+@pytest.mark.parametrize("has_workers", [False, True])
+@pytest.mark.parametrize("damage", ["contents", "end"])
+def test_all_damaged_images_are_named_at_once(
+    damage: str, has_workers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header shows a wrong file at once; a cut file is only found when it is decoded."""
+    if has_workers:
+        monkeypatch.setattr(encoded_images, "MANY_IMAGES", 1)
+    folder = write_image_folder(tmp_path / "pets", ("cat", "dog"), 30)
+    damaged = [folder / "train" / "cat" / "003.png", folder / "train" / "dog" / "007.png"]
+    for file in damaged:
+        contents = file.read_bytes()
+        file.write_bytes(b"text" if damage == "contents" else contents[: len(contents) // 2])
+    message = refusal(lambda: images(folder))
+    assert message.startswith(f"image {damaged[0]} can't be read (")
+    assert message.endswith(
+        "; 1 other image can't be used either (dog/007.png): replace or remove these images"
+    )
+    damaged[0].unlink()
+    assert "dog/007.png" in refusal(lambda: images(folder))
+    damaged[1].unlink()
+    assert len(images(folder).splits["train"]) > 50
+
+
+def test_many_damaged_images_end_the_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the first few."""
+    monkeypatch.setattr(encoded_images, "MOST_UNREADABLE", 8)
+    folder = write_image_folder(tmp_path / "pets", ("cat", "dog"), 10)
+    for file in folder.rglob("*.png"):
+        file.write_bytes(b"text")
+    message = refusal(lambda: images(folder))
+    # Two of the twenty images are held out for validation, which is read later.
+    assert "; at least 17 other images can't be used either (cat/002.png, cat/003.png" in message
+    assert message.endswith("cat/006.png, and 12 more): replace or remove these images")
