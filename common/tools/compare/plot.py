@@ -5,6 +5,7 @@ thick line at their mean and a band of one standard deviation to each side.
 """
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ EVALUATION: Style = {"linewidth": 1.8, "marker": "o", "markersize": 3.5}
 SINGLE_SEED: Style = {"linewidth": 0.7, "alpha": 0.35}  # one curve of several in a group
 BAND: Style = {"alpha": 0.15, "linewidth": 0}
 BARS = (THROUGHPUT, PEAK)
-MAX_NAME_LENGTH = 36  # characters of a name in the legend
+NAME_WIDTH = 36  # characters in a line of a name in the legend
+NAME_LINES = 3
 
 
 def plot_comparison(comparison: Comparison, file: Path) -> None:
@@ -175,7 +177,7 @@ def draw_legend(axes: Axes, comparison: Comparison, styles: Sequence[Style]) -> 
     """Fill a part of the figure with a legend: the groups' colours, and the styles of lines."""
     handles: list[Artist] = []
     for label, style in zip(group_labels(comparison), styles, strict=True):
-        handles += axes.plot([], label=shortened_name(label), **style)
+        handles += axes.plot([], label=wrapped_name(label), **style)
     for label, stage_style in (("training", TRAINING), ("evaluation", EVALUATION)):
         handles += axes.plot([], color="grey", label=label, **stage_style)
     if has_repetitions(comparison):
@@ -185,9 +187,6 @@ def draw_legend(axes: Axes, comparison: Comparison, styles: Sequence[Style]) -> 
     axes.axis("off")
 
 
-def shortened_name(name: str) -> str:
-    """Leave out the middle of a long name: runs differ at its beginning or its end."""
-    if len(name) <= MAX_NAME_LENGTH:
-        return name
-    half = MAX_NAME_LENGTH // 2
-    return f"{name[: half - 1]}…{name[-half:]}"
+def wrapped_name(name: str) -> str:
+    """Break a long name into lines for the legend; the end of a very long one is left out."""
+    return textwrap.fill(name, NAME_WIDTH, max_lines=NAME_LINES, placeholder="…")

@@ -353,11 +353,16 @@ def test_incomplete_line_and_replayed_steps_are_resolved(tmp_path: Path) -> None
 
 
 def test_runs_have_distinct_names(tmp_path: Path) -> None:
-    """A run's own name comes first. Otherwise its path tells it from others."""
-    sources = [write_run(tmp_path / parent / "run") for parent in ("a", "b")]
+    """A run's own name comes first. Otherwise the end of its path tells it from others."""
+    sources = [write_run(tmp_path / parent / "run") for parent in ("a/x", "b/x", "b/y")]
     named = write_run(tmp_path / "c", {"config.run_name": "mine"})
-    runs = read_runs([*sources, named, sources[0]])
-    assert [run.name for run in runs] == [*sources, "mine", sources[0]]
+    alike = [write_run(tmp_path / name, {"config.run_name": "run"}) for name in ("d", "e")]
+    names = [run.name for run in read_runs([*sources, named])]
+    assert names == ["a/x/run", "b/x/run", "b/y/run", "mine"]
+    assert [run.name for run in read_runs(sources[1:])] == ["x/run", "y/run"]
+    assert [run.name for run in read_runs([*alike, named])] == ["d", "e", "mine"]
+    twice = read_runs([sources[0], named, sources[0]])
+    assert [run.name for run in twice] == [sources[0], "mine", sources[0]]
 
 
 def test_name_and_place_of_a_run_are_no_difference(tmp_path: Path) -> None:
