@@ -57,8 +57,8 @@ from common.data import image_samples
 from common.data.order import random_bits
 
 
-def random_flips(seed: int, epoch: int, samples: torch.Tensor) -> torch.Tensor:
-    return random_bits(seed, epoch, samples) >> 30
+def random_flips(seed: int, epoch: int, indices: torch.Tensor) -> torch.Tensor:
+    return random_bits(seed, epoch, indices) >> 30
 
 
 image_samples.alternating_bits = random_flips

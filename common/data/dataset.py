@@ -53,11 +53,11 @@ class DatasetSamples(Samples):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+    def fetch(self, indices: torch.Tensor, epoch: int | None) -> Batch:
         rows = []
-        for sample in samples.tolist():
-            seed_for_sample(self.seed, epoch, sample)
-            rows.append(self.dataset[sample])
+        for index in indices.tolist():
+            seed_for_sample(self.seed, epoch, index)
+            rows.append(self.dataset[index])
         return self.collate(rows)
 
     def fingerprint(self) -> str | None:

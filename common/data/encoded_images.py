@@ -66,17 +66,17 @@ class EncodedImages(Samples, Generic[Result]):
     def __len__(self) -> int:
         return len(self.split)
 
-    def fetch(self, samples: torch.Tensor, epoch: int | None) -> list[Result | UnreadableImage]:
+    def fetch(self, indices: torch.Tensor, epoch: int | None) -> list[Result | UnreadableImage]:
         """Return a list of results, instead of a batch of tensors.
 
         An image that can't be read has an `UnreadableImage` as its result, so that the others are
         still read.
 
         Args:
-            samples: consecutive indices in ascending order, because only the first and the last of
-                them are used.
+            indices: consecutive and in ascending order, int64 [batch], because only the first and
+                the last of them are used.
         """
-        images = self.images_between(int(samples[0]), int(samples[-1]))
+        images = self.images_between(int(indices[0]), int(indices[-1]))
         if get_worker_info() is not None:
             return [self.result_of(image) for image in images]
         # Without workers, threads help with large images: the decoder lets other threads run.

@@ -48,7 +48,7 @@ class ImageSamples(Samples):
             return None
         return json.loads(self.paths_file.read_text(encoding="utf-8"))
 
-    def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
+    def finish(self, batch: Batch, indices: torch.Tensor, epoch: int | None) -> Batch:
         """Augment the images of a training batch, and scale the pixels of any batch.
 
         After the scaling, the pixels of a channel have a mean of about 0 and a standard deviation
@@ -56,7 +56,7 @@ class ImageSamples(Samples):
 
         Args:
             batch: images: uint8 [batch, height, width, channels]; labels: int64 [batch].
-            samples: their indices, int64 [batch].
+            indices: those of the samples, int64 [batch].
             epoch: the epoch, which augmentation depends on; None in an evaluation.
 
         Returns:
@@ -64,10 +64,10 @@ class ImageSamples(Samples):
         """
         images = batch["images"]
         if epoch is not None and (self.max_shift or self.flip):
-            bits = random_bits(self.seed, epoch, samples)
+            bits = random_bits(self.seed, epoch, indices)
             if self.flip:
                 # The highest bit mirrors the image. It alternates between epochs.
-                bits = (bits & LOW_BITS) | (alternating_bits(self.seed, epoch, samples) << 30)
+                bits = (bits & LOW_BITS) | (alternating_bits(self.seed, epoch, indices) << 30)
             images = self.augmented(images, to_device(bits, images.device))
         mean = tuple(self.image_format.mean)
         std = tuple(self.image_format.std)
@@ -87,8 +87,8 @@ class ImageSamples(Samples):
         Returns:
             `dtype` [images, channels, height, width].
         """
-        samples = torch.arange(min(count, len(self)))
-        return self.finish(self.fetch(samples, None), samples, None)["images"]
+        indices = torch.arange(min(count, len(self)))
+        return self.finish(self.fetch(indices, None), indices, None)["images"]
 
     def augmented(self, images: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
         """Mirror and shift each image as its bits say; reflection at the border fills the gaps.
@@ -150,14 +150,14 @@ class StreamedImages(ImageSamples):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        rows, labels = self.rows.read(samples, epoch)
+    def fetch(self, indices: torch.Tensor, epoch: int | None) -> Batch:
+        rows, labels = self.rows.read(indices, epoch)
         encoded = [image for (image,) in rows]
         images = np.stack(list(decoding_threads(os.getpid()).map(self.decode, encoded)))
         return {"images": torch.from_numpy(images), "labels": torch.from_numpy(labels)}
 
 
-def alternating_bits(seed: int, epoch: int, samples: torch.Tensor) -> torch.Tensor:
+def alternating_bits(seed: int, epoch: int, indices: torch.Tensor) -> torch.Tensor:
     """Return the bit of each sample that says whether it is mirrored in this epoch.
 
     The bit is random in the first epoch, and then changes from epoch to epoch. So an image is seen
@@ -166,12 +166,12 @@ def alternating_bits(seed: int, epoch: int, samples: torch.Tensor) -> torch.Tens
     (arXiv 2404.00498, section 3.6).
 
     Args:
-        samples: int64 [batch].
+        indices: those of the samples, int64 [batch].
 
     Returns:
         int64 [batch], 0 or 1.
     """
-    return (random_bits(seed, 0, samples) >> 30) ^ (epoch & 1)
+    return (random_bits(seed, 0, indices) >> 30) ^ (epoch & 1)
 
 
 @functools.cache

@@ -123,8 +123,8 @@ class IterableSamples(Samples):
                 )
             self.position = {"epoch": self.position["epoch"] + 1, "dataset": None}
 
-    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Read as many samples as `samples` has values; the values have no meaning here.
+    def fetch(self, indices: torch.Tensor, epoch: int | None) -> Batch:
+        """Read as many samples as there are `indices`, whose values have no meaning here.
 
         A worker reads ahead of training. So the position after the batch travels with the batch.
 
@@ -133,11 +133,11 @@ class IterableSamples(Samples):
         """
         if self.rows is None:
             self.rows = self.read_rows()
-        batch = self.collate(list(islice(self.rows, len(samples))))
+        batch = self.collate(list(islice(self.rows, len(indices))))
         position = self.position | {"dataset": self.dataset.state_dict()}
         return {"batch": batch, "position": position}
 
-    def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
+    def finish(self, batch: Batch, indices: torch.Tensor, epoch: int | None) -> Batch:
         """Note the position after this batch for the next checkpoint, and return the batch itself.
 
         Args:

@@ -141,16 +141,19 @@ class Loader:
         # One batch takes size / len(self.samples) * batch_size bytes.
         return max(1, gather_bytes * len(self.samples) // (size * self.order.batch_size))
 
-    def batch_of(self, samples: torch.Tensor) -> Batch:
-        """Make one batch of `samples` (int64 [batch], on the host), augmented as in epoch 0.
+    def batch_of(self, indices: torch.Tensor) -> Batch:
+        """Make one batch, augmented as in epoch 0.
 
         `--auto-batch-size` tries sizes with these batches, because they don't advance the order of
         training.
+
+        Args:
+            indices: those of the samples of the batch, int64 [batch], on the host.
         """
         if self.placement == "device":
-            return self.samples.gather(samples, 0)
-        batch = send_to_device(self.samples.read(samples, 0), self.device)
-        return self.samples.finish(batch, samples, 0)
+            return self.samples.gather(indices, 0)
+        batch = send_to_device(self.samples.read(indices, 0), self.device)
+        return self.samples.finish(batch, indices, 0)
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield each batch of an evaluation, until a request to stop ends the evaluation.
@@ -185,12 +188,12 @@ class Loader:
             that only fills up the batch.
         """
         assert isinstance(self.order, EvaluationOrder)
-        samples, is_real = self.order.equal_batches()
+        micro_batches, is_real = self.order.equal_batches()
         if self.signals.is_rehearsing():
-            batches = self.rehearsed(self.rehearsal_of(samples))
+            batches = self.rehearsed(self.rehearsal_of(micro_batches))
             is_real = self.rehearsal_of(is_real)
         else:
-            batches = (batch for batch, _ in self.make_batches(samples, None))
+            batches = (batch for batch, _ in self.make_batches(micro_batches, None))
         for batch, is_real_in_batch in zip(batches, is_real, strict=True):
             yield batch, is_real_in_batch.to(self.device)
 
@@ -251,12 +254,12 @@ class Loader:
             micro_batches = micro_batches[first_micro_batch:]
         else:
             batches = self.workers.batches(micro_batches, epoch)
-        for samples, batch in zip(micro_batches, batches, strict=True):
+        for indices, batch in zip(micro_batches, batches, strict=True):
             # The last batches of an evaluation may be smaller than all others. The context lasts
             # while the caller computes with the batch.
-            is_short = epoch is None and len(samples) < self.order.batch_size
+            is_short = epoch is None and len(indices) < self.order.batch_size
             with without_tuning() if is_short else nullcontext():
-                yield batch, self.samples.work_of(batch, samples)
+                yield batch, self.samples.work_of(batch, indices)
 
     def gathered(
         self, micro_batches: MicroBatches, epoch: int | None, first_micro_batch: int
@@ -278,7 +281,7 @@ class Loader:
                 continue
             # Cut each tensor of the nested batch into the batches of the group.
             leaves, structure = tree.tree_flatten(group_batch)
-            sizes = [len(samples) for samples in group]
+            sizes = [len(indices) for indices in group]
             split_leaves = [values.split(sizes) for values in leaves]
             for number, parts in enumerate(zip(*split_leaves, strict=True), start):
                 if number >= first_micro_batch:

@@ -158,7 +158,7 @@ class BlockBatches(Sequence[torch.Tensor]):
         """
         if index >= len(self):
             raise IndexError(index)
-        return torch.from_numpy(self.samples_at(self.places_of(self.first + index)))
+        return torch.from_numpy(self.indices_at(self.places_of(self.first + index)))
 
     def places_of(self, number: int) -> np.ndarray:
         """Return the places in the row of the samples of a micro-batch, int64 [batch_size].
@@ -176,9 +176,9 @@ class BlockBatches(Sequence[torch.Tensor]):
         # Each lane has updates_per_epoch * samples_per_lane places.
         return (lane * order.updates_per_epoch + update) * samples_per_lane + place_in_lane
 
-    def samples_at(self, places: np.ndarray) -> np.ndarray:
+    def indices_at(self, places: np.ndarray) -> np.ndarray:
         """Return the indices of the samples at some places in the row, int64 [places]."""
-        samples = np.empty_like(places)
+        indices = np.empty_like(places)
         # The place in the row of the block that each sample is in.
         places_of_blocks = np.searchsorted(self.ends, places, side="right")
         for place_of_block in np.unique(places_of_blocks):
@@ -187,8 +187,8 @@ class BlockBatches(Sequence[torch.Tensor]):
             place_in_block = places[is_in_block] - self.ends[place_of_block] + self.sizes[block]
             size = int(self.sizes[block])
             shuffled_block = shuffled(size, self.order.seed, self.epoch, int(block))
-            samples[is_in_block] = self.starts[block] + shuffled_block[place_in_block]
-        return samples
+            indices[is_in_block] = self.starts[block] + shuffled_block[place_in_block]
+        return indices
 
 
 @lru_cache(2 * MAX_LANES)
@@ -234,11 +234,11 @@ class EvaluationOrder:
         if self.lengths is not None:
             order = torch.from_numpy(np.argsort(self.lengths, kind="stable"))
         if self.blocks is None:
-            own_samples = order[self.rank :: self.world_size]
+            own_indices = order[self.rank :: self.world_size]
         else:
             # A rank gets consecutive samples, so that it shares at most two blocks with others.
-            own_samples = order.tensor_split(self.world_size)[self.rank]
-        batches = list(own_samples.split(self.batch_size)) if len(own_samples) else []
+            own_indices = order.tensor_split(self.world_size)[self.rank]
+        batches = list(own_indices.split(self.batch_size)) if len(own_indices) else []
         # The ranks of a sharded model wait for each other in each batch, so all need the same
         # number of batches. A rank with one sample fewer may have one batch fewer. Its last batch
         # is then cut in two.
@@ -257,18 +257,18 @@ class EvaluationOrder:
         most_samples = -(-self.num_samples // self.world_size)  # of one rank
         size = min(self.batch_size, most_samples)
         batches = self.batches()
-        samples = torch.cat(batches) if batches else torch.zeros(0, dtype=torch.long)
+        indices = torch.cat(batches) if batches else torch.zeros(0, dtype=torch.long)
         count = -(-most_samples // size)
-        is_real = torch.arange(count * size) < len(samples)
-        last_sample = int(samples[-1]) if batches else 0
-        filled = F.pad(samples, (0, count * size - len(samples)), value=last_sample)
+        is_real = torch.arange(count * size) < len(indices)
+        last_index = int(indices[-1]) if batches else 0
+        filled = F.pad(indices, (0, count * size - len(indices)), value=last_index)
         return EqualBatches(list(filled.split(size)), list(is_real.split(size)))
 
 
 class EqualBatches(NamedTuple):
     """The batches of one rank, all of the same size."""
 
-    samples: list[torch.Tensor]  # sample indices of each batch: int64 [size]
+    indices: list[torch.Tensor]  # those of the samples of each batch: int64 [size]
     is_real: list[torch.Tensor]  # which samples of each batch count: bool [size]
 
 
@@ -298,8 +298,8 @@ def rehearsal_batches(
     size = max(1, len(batches[0]) // 2)
     first = batches[0][:size]
     if is_spread:
-        samples = torch.cat(list(batches))
-        first = samples[torch.arange(size) * len(samples) // size]
+        values = torch.cat(list(batches))
+        first = values[torch.arange(size) * len(values) // size]
     if batch_size == 1:
         return [first]
     return [first, torch.cat([first, first])]
@@ -321,23 +321,23 @@ def hash_integers(*values: int) -> int:
     return state >> 1  # 63 bits fit into an int64
 
 
-def random_bits(seed: int, epoch: int, samples: torch.Tensor) -> torch.Tensor:
-    """Return 31 random bits for each of `samples`.
+def random_bits(seed: int, epoch: int, indices: torch.Tensor) -> torch.Tensor:
+    """Return 31 random bits for each sample of a batch.
 
-    The bits depend only on the seed, the epoch and the sample. So a sample is augmented in
+    The bits depend only on the seed, the epoch and the sample's index. So a sample is augmented in
     the same way in any rank and batch.
 
     The mixing is a shorter form of the finaliser of MurmurHash3: its two multiplications, with a
     shift by 16 bits before each.
 
     Args:
-        samples: int64 [batch], sample indices.
+        indices: those of the samples, int64 [batch].
 
     Returns:
         int64 [batch], from 0 to 2**31 - 1.
     """
     # The third value, 1, makes the seed differ from that of the order of the epoch.
-    bits = samples * 0x9E3779B1 + hash_integers(seed, epoch, 1) % 2**31
+    bits = indices * 0x9E3779B1 + hash_integers(seed, epoch, 1) % 2**31
     # The masks keep 32 bits, for which these multipliers were chosen.
     for multiplier in (0x85EBCA6B, 0xC2B2AE35):
         bits = bits & 0xFFFFFFFF

@@ -68,13 +68,13 @@ class ParquetRows:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
-    def read(self, samples: torch.Tensor, epoch: int | None) -> tuple[list[RowValues], np.ndarray]:
+    def read(self, indices: torch.Tensor, epoch: int | None) -> tuple[list[RowValues], np.ndarray]:
         """Read the rows of a batch.
 
         The row groups that were used most recently stay in memory for the next batches.
 
         Args:
-            samples: int64 [batch], row indices.
+            indices: those of the rows, int64 [batch].
             epoch: None in an evaluation. An evaluation needs each row group once, one after the
                 other, so only the last one stays in memory.
 
@@ -85,7 +85,7 @@ class ParquetRows:
         Raises:
             UserError: a row lacks a value or has an unknown label, or a file can't be read.
         """
-        rows_to_read = samples.numpy()
+        rows_to_read = indices.numpy()
         blocks = np.searchsorted(self.ends, rows_to_read, side="right")
         positions = rows_to_read - self.starts[blocks]  # of each row in its row group
         tables = {block: self.table(block) for block in dict.fromkeys(blocks.tolist())}

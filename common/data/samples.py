@@ -44,9 +44,9 @@ class Samples:
       `gather` makes each batch on the device.
 
     A subclass must define `__len__` and `fetch`. The other methods have defaults; a subclass
-    overrides them to be faster or to say more about its samples. In all methods, `samples` are
-    sample indices (int64 [batch], on the host), and `epoch` is the number of the epoch, or None in
-    an evaluation.
+    overrides them to be faster or to say more about its samples. In all methods, `indices` (int64
+    [batch], on the host) says which samples of the split make up the batch, and `epoch` is the
+    number of the epoch, or None in an evaluation.
 
     Each worker has a copy of the split, made before its first batch. It keeps this copy for all
     epochs, so a later change of the split in the training process has no effect on the batches of
@@ -72,14 +72,14 @@ class Samples:
         """
         return self.lengths is not None
 
-    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+    def fetch(self, indices: torch.Tensor, epoch: int | None) -> Batch:
         """Make a batch on the host, in a worker or in this process.
 
         The random generators of the CPU are seeded before the call.
         """
         raise NotImplementedError
 
-    def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
+    def finish(self, batch: Batch, indices: torch.Tensor, epoch: int | None) -> Batch:
         """Complete a batch that `fetch` made, after it was copied to the device.
 
         Work that the device does faster than the host belongs here, such as scaling pixels.
@@ -90,7 +90,7 @@ class Samples:
         """Copy all samples to `device`; on a CPU, memory-mapped samples stay memory-mapped."""
         raise NotImplementedError
 
-    def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+    def gather(self, indices: torch.Tensor, epoch: int | None) -> Batch:
         """Make a finished batch, as `fetch` and then `finish` would, from the placed samples.
 
         Without `lengths`, the loader may gather several batches at once and split the result. So
@@ -98,24 +98,24 @@ class Samples:
         """
         raise NotImplementedError
 
-    def work_by_index(self, samples: torch.Tensor) -> Work:
-        """Return the size of the batch of `samples`, by their indices alone.
+    def work_by_index(self, indices: torch.Tensor) -> Work:
+        """Return the size of the batch of `indices`, by the indices alone.
 
         Unlike `work_of`, this method needs no finished batch, so `fetch` may call it.
 
         Samples without `lengths` have no tokens to count.
         """
         if self.lengths is None:
-            return Work(len(samples))
-        lengths = torch.from_numpy(self.lengths)[samples]
-        return Work(len(samples), int(lengths.sum()), int(lengths.square().sum()))
+            return Work(len(indices))
+        lengths = torch.from_numpy(self.lengths)[indices]
+        return Work(len(indices), int(lengths.sum()), int(lengths.square().sum()))
 
-    def work_of(self, batch: Batch, samples: torch.Tensor) -> Work:
-        """Return the size of the finished batch of `samples`, from which speed is computed.
+    def work_of(self, batch: Batch, indices: torch.Tensor) -> Work:
+        """Return the size of a finished batch, from which speed is computed.
 
         A subclass overrides it if only the batch itself shows its number of tokens.
         """
-        return self.work_by_index(samples)
+        return self.work_by_index(indices)
 
     def example(self, size: int, length: int) -> Batch:
         """Return a batch on the meta device: its tensors have shapes but no values.
@@ -129,34 +129,34 @@ class Samples:
         """
         return self.shapes_of(torch.zeros(size, dtype=torch.long))
 
-    def shapes_of(self, samples: torch.Tensor) -> Batch:
-        """Return the batch of `samples` on the meta device, with fp32 instead of fp16 and bf16.
+    def shapes_of(self, indices: torch.Tensor) -> Batch:
+        """Return the batch of `indices` on the meta device, with fp32 instead of fp16 and bf16.
 
         Its tensors have shapes but no values. It serves to count the operations of a model, whose
         weights are usually in fp32.
         """
-        batch = self.finish(self.read(samples, None), samples, None)
+        batch = self.finish(self.read(indices, None), indices, None)
         return convert_to_fp32(send_to_device(batch, "meta"))
 
-    def values_of(self, samples: torch.Tensor, device: torch.device) -> Batch:
-        """Return the batch of `samples` on `device`, with fp32 instead of fp16 and bf16.
+    def values_of(self, indices: torch.Tensor, device: torch.device) -> Batch:
+        """Return the batch of `indices` on `device`, with fp32 instead of fp16 and bf16.
 
         It serves to count the operations of models that need values, not shapes alone.
         """
-        batch = send_to_device(self.read(samples, None), device)
-        return convert_to_fp32(self.finish(batch, samples, None))
+        batch = send_to_device(self.read(indices, None), device)
+        return convert_to_fp32(self.finish(batch, indices, None))
 
-    def read(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+    def read(self, indices: torch.Tensor, epoch: int | None) -> Batch:
         """Call `fetch` with seeded generators, and restore the generators afterwards.
 
-        The first sample of the batch determines the seed, together with the run and the epoch.
+        The first index of the batch determines the seed, together with the run and the epoch.
 
         The process that calls this may also train. Its training draws from the same generators,
         and must not depend on which process makes the batches.
         """
         with preserved_generators():
-            seed_for_sample(self.seed, epoch, int(samples[0]))
-            return self.fetch(samples, epoch)
+            seed_for_sample(self.seed, epoch, int(indices[0]))
+            return self.fetch(indices, epoch)
 
     def fingerprint(self) -> str | None:
         """Return a digest that changes with the samples; None if no digest can be made.
@@ -171,7 +171,7 @@ class Samples:
         if not self.is_sized:
             return None
         return fingerprint_of_samples(
-            len(self), lambda number: self.read(torch.tensor([number]), None)
+            len(self), lambda index: self.read(torch.tensor([index]), None)
         )
 
 
@@ -189,16 +189,16 @@ def preserved_generators() -> Iterator[None]:
         random.setstate(python_state)
 
 
-def seed_for_sample(run_seed: int, epoch: int | None, sample: int) -> None:
+def seed_for_sample(run_seed: int, epoch: int | None, index: int) -> None:
     """Seed the random generators of the CPU by the run's seed, the epoch and a sample.
 
     So a transform draws the same numbers for a sample in any process.
 
     Args:
         epoch: the number of the epoch; None in an evaluation.
-        sample: the index of the sample; the first one, if a batch is made at once.
+        index: the index of the sample; of the first one, if a batch is made at once.
     """
-    seed_cpu_generators(hash_integers(run_seed, -1 if epoch is None else epoch, sample))
+    seed_cpu_generators(hash_integers(run_seed, -1 if epoch is None else epoch, index))
 
 
 def seed_cpu_generators(seed: int) -> None:

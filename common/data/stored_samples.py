@@ -35,23 +35,27 @@ class StoredSamples(Samples):
         """The arrays by name, as tensors on the host, without a copy."""
         return {name: as_tensor(values) for name, values in self.arrays.items()}
 
-    def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
-        """Make a batch of the samples from `tensors`, which must all be on one device.
+    def take(self, tensors: dict[str, torch.Tensor], indices: torch.Tensor) -> Batch:
+        """Make a batch from `tensors`, which must all be on one device.
 
         Both `fetch` (on the host) and `gather` (on the device) make their batches with it.
+
+        Args:
+            tensors: the arrays by name, with the values of all samples.
+            indices: those of the samples of the batch, int64 [batch], on the host.
         """
         raise NotImplementedError
 
-    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
-        return self.take(self.tensors, samples)
+    def fetch(self, indices: torch.Tensor, epoch: int | None) -> Batch:
+        return self.take(self.tensors, indices)
 
     def place(self, device: torch.device) -> None:
         """Copy all arrays to `device` for `gather`; on a CPU, they stay where they are."""
         self.placed = {name: values.to(device) for name, values in self.tensors.items()}
 
-    def gather(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+    def gather(self, indices: torch.Tensor, epoch: int | None) -> Batch:
         """Make a finished batch on the device, from the arrays that `place` copied there."""
-        return self.finish(self.take(self.placed, samples), samples, epoch)
+        return self.finish(self.take(self.placed, indices), indices, epoch)
 
     def fingerprint(self) -> str | None:
         """Return a digest of the arrays, by which a resumed run notices that its data have changed.
@@ -81,10 +85,10 @@ class TensorSamples(StoredSamples):
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
 
-    def take(self, tensors: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
+    def take(self, tensors: dict[str, torch.Tensor], indices: torch.Tensor) -> Batch:
         (device,) = {values.device for values in tensors.values()}
-        samples = to_device(samples, device)
-        return {name: values.index_select(0, samples) for name, values in tensors.items()}
+        indices = to_device(indices, device)
+        return {name: values.index_select(0, indices) for name, values in tensors.items()}
 
 
 def as_tensor(values: torch.Tensor | np.ndarray) -> torch.Tensor:

@@ -87,7 +87,7 @@ class CachedText(TextSamples, StoredSamples):
     def __len__(self) -> int:
         return len(self.arrays["labels"])
 
-    def take(self, arrays: dict[str, torch.Tensor], samples: torch.Tensor) -> Batch:
+    def take(self, arrays: dict[str, torch.Tensor], indices: torch.Tensor) -> Batch:
         """Make a batch: cut the samples out of `tokens`, and pad them with 0, BERT's padding token.
 
         The batch is as long as its longest sample, rounded up to a multiple of `PAD_MULTIPLE`. The
@@ -95,7 +95,7 @@ class CachedText(TextSamples, StoredSamples):
 
         Args:
             arrays: `ARRAYS` by name, all on one device.
-            samples: int64 [batch], on the host.
+            indices: those of the samples of the batch, int64 [batch], on the host.
 
         Returns:
             input_ids and token_type_ids: int64 [batch, length]; labels: int64 [batch];
@@ -103,21 +103,21 @@ class CachedText(TextSamples, StoredSamples):
             the attribute of that name is set.
         """
         device = arrays["labels"].device
-        lengths = torch.from_numpy(self.lengths)[samples]
+        lengths = torch.from_numpy(self.lengths)[indices]
         length = padded_length(int(lengths.max()))
         extra = {}
         if self.token_positions is not None:
             token_positions = self.token_positions(lengths, length)
             extra["token_positions"] = to_device(token_positions, device)
-        samples = to_device(samples, device)
-        start = arrays["offsets"][samples][:, None]
-        end = arrays["offsets"][samples + 1][:, None]
+        indices = to_device(indices, device)
+        start = arrays["offsets"][indices][:, None]
+        end = arrays["offsets"][indices + 1][:, None]
         position = start + torch.arange(length, device=device)
         is_token = position < end
         # The padding of the last samples may lie beyond the end of the array. `clamp` gives it a
         # valid position, and the mask below replaces the token.
         tokens = arrays["tokens"][position.clamp(max=len(arrays["tokens"]) - 1)]
-        second_starts = arrays["seconds"][samples][:, None]  # counted from the sample's start
+        second_starts = arrays["seconds"][indices][:, None]  # counted from the sample's start
         is_in_second = position - start >= second_starts
         return {
             "input_ids": tokens.long().masked_fill(~is_token, 0),
@@ -125,7 +125,7 @@ class CachedText(TextSamples, StoredSamples):
             # values from the device at each step to find out whether there is padding.
             "attention_mask": is_token[:, None, None, :],
             "token_type_ids": (is_in_second & is_token).long(),
-            "labels": arrays["labels"][samples],
+            "labels": arrays["labels"][indices],
             **extra,
         }
 
@@ -158,26 +158,26 @@ class StreamedText(TextSamples):
         """The tokenizer, loaded at the first batch, once in each process that makes batches."""
         return load_tokenizer(str(self.tokenizer_folder))
 
-    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+    def fetch(self, indices: torch.Tensor, epoch: int | None) -> Batch:
         """Read and tokenise the rows of a batch, and add the entry "work", which `finish` removes.
 
         The size of the batch is counted here, where its lengths are known on the host.
         """
-        rows, labels = self.rows.read(samples, epoch)
+        rows, labels = self.rows.read(indices, epoch)
         columns = list(zip(*rows, strict=True))
         encoded = encode(self.tokenizer, columns, self.max_length)
         # Treat these rows as a whole split, all of whose samples make up the batch.
         batch_samples = CachedText(*encoded, labels, token_positions=self.token_positions)
-        indices = torch.arange(len(batch_samples))
-        batch = batch_samples.fetch(indices, epoch)
-        return batch | {"work": batch_samples.work_by_index(indices)}
+        all_indices = torch.arange(len(batch_samples))
+        batch = batch_samples.fetch(all_indices, epoch)
+        return batch | {"work": batch_samples.work_by_index(all_indices)}
 
-    def finish(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
+    def finish(self, batch: Batch, indices: torch.Tensor, epoch: int | None) -> Batch:
         """Move the work from an entry of the batch to an attribute: the model gets all entries."""
         work = batch.pop("work")
         return CountedBatch(batch, work)
 
-    def work_of(self, batch: Batch, samples: torch.Tensor) -> Work:
+    def work_of(self, batch: Batch, indices: torch.Tensor) -> Work:
         """Return the work that `fetch` counted, because no length is known before that."""
         assert isinstance(batch, CountedBatch)
         return batch.work

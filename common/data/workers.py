@@ -55,7 +55,7 @@ class BatchRequests:
     epoch: int | None = None
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, int | None]]:
-        return ((samples.numpy(), self.epoch) for samples in self.micro_batches)
+        return ((indices.numpy(), self.epoch) for indices in self.micro_batches)
 
 
 @dataclass
@@ -68,9 +68,9 @@ class Reader:
     samples: Samples
 
     def __getitem__(self, request: tuple[np.ndarray, int | None]) -> Batch | UserError:
-        sample_indices, epoch = request
+        indices, epoch = request
         try:
-            return self.samples.read(torch.from_numpy(sample_indices), epoch)
+            return self.samples.read(torch.from_numpy(indices), epoch)
         except UserError as error:
             # A `UserError` exits the process that raises it. The worker must live on, and so it
             # sends the error instead of the batch.
@@ -174,8 +174,8 @@ class Workers:
         Each batch is copied to the device while the previous one is in use.
         """
         batches_on_device = copied_to_device(self.fetched(micro_batches, epoch), self.device)
-        for samples, batch in zip(micro_batches, batches_on_device, strict=True):
-            yield self.samples.finish(batch, samples, epoch)
+        for indices, batch in zip(micro_batches, batches_on_device, strict=True):
+            yield self.samples.finish(batch, indices, epoch)
 
     def fetched(self, micro_batches: MicroBatches, epoch: int | None) -> Iterator[Batch]:
         """Yield the batches in order on the host, as `Samples.fetch` made them.

@@ -68,8 +68,10 @@ def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples
         batches = {0.0: samples.example(1, 0)}
     # `Samples.example` ignores the requested length, so real samples must serve.
     elif samples.lengths is not None and type(samples).example is Samples.example:
-        numbers = samples_of_each_length(samples.lengths)
-        batches = {length: samples.shapes_of(number) for length, number in numbers.items()}
+        indices_by_length = index_of_each_length(samples.lengths)
+        batches = {
+            length: samples.shapes_of(indices) for length, indices in indices_by_length.items()
+        }
     else:  # three lengths are enough for the parabola of `parabola_through`
         batches = {length: samples.example(1, int(length)) for length in (8.0, 16.0, 32.0)}
     counts = {
@@ -99,15 +101,15 @@ def training_flops_of_real_samples(
     state_before = generators.state_dict()
     try:
         if samples.lengths is None:
-            numbers = {0.0: torch.arange(min(REAL_SAMPLES, len(samples)))}
+            indices_by_length = {0.0: torch.arange(min(REAL_SAMPLES, len(samples)))}
         else:
-            numbers = samples_of_each_length(samples.lengths)
+            indices_by_length = index_of_each_length(samples.lengths)
         counts = {}
-        for length, number in numbers.items():
-            batch = samples.values_of(number, device)
+        for length, indices in indices_by_length.items():
+            batch = samples.values_of(indices, device)
             tensors = stand_ins_of_tensors(model, with_values)
             total = count_operations(model, compute_loss, batch, tensors)
-            counts[length] = total / len(number)
+            counts[length] = total / len(indices)
     finally:
         generators.load_state_dict(state_before)
     return parabola_through(counts)
@@ -158,15 +160,15 @@ def with_values(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.clone()
 
 
-def samples_of_each_length(lengths: np.ndarray) -> dict[float, torch.Tensor]:
-    """Return up to three lengths, each with the number of one sample that has it, int64 [1].
+def index_of_each_length(lengths: np.ndarray) -> dict[float, torch.Tensor]:
+    """Return up to three lengths, each with the index of one sample that has it, int64 [1].
 
     The lengths are the 10 %, 50 % and 90 % quantiles of all lengths, some of which may be equal.
     """
-    order = np.argsort(lengths, kind="stable")  # the numbers of the samples, shortest first
+    order = np.argsort(lengths, kind="stable")  # the indices of the samples, shortest first
     shares = (0.1, 0.5, 0.9)
-    numbers = [int(order[int(share * (len(order) - 1))]) for share in shares]
-    return {float(lengths[number]): torch.tensor([number]) for number in numbers}
+    indices = [int(order[int(share * (len(order) - 1))]) for share in shares]
+    return {float(lengths[index]): torch.tensor([index]) for index in indices}
 
 
 def parabola_through(counts: dict[float, float]) -> TrainingFlops:

@@ -50,8 +50,8 @@ class Own(Samples):
     def __len__(self) -> int:
         return len(self.images)
 
-    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Any:
-        return {"images": torch.from_numpy(self.images)[samples]}
+    def fetch(self, indices: torch.Tensor, epoch: int | None) -> Any:
+        return {"images": torch.from_numpy(self.images)[indices]}
 
 
 def hugging_face(images: np.ndarray) -> Any:

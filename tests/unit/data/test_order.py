@@ -147,22 +147,22 @@ def test_rank_without_samples_has_no_batch(grouped: bool) -> None:
 
 def test_random_bits_depend_on_seed_epoch_and_sample_only() -> None:
     """The other samples of a batch do not matter."""
-    samples = torch.arange(10_000)
-    bits = random_bits(3, 5, samples)
+    indices = torch.arange(10_000)
+    bits = random_bits(3, 5, indices)
     chosen = torch.tensor([9, 4_321, 17])
     assert torch.equal(random_bits(3, 5, chosen), bits[chosen])
     assert 0 <= bits.min() <= bits.max() < 2**31
     assert len(bits.unique()) > 9_990
     for seed, epoch in ((3, 6), (4, 5), (5, 3)):
-        assert (random_bits(seed, epoch, samples) == bits).float().mean() < 0.001
+        assert (random_bits(seed, epoch, indices) == bits).float().mean() < 0.001
 
 
 @pytest.mark.parametrize("bit", [0, 7, 15, 23, 30])
 def test_each_random_bit_is_fair(bit: int) -> None:
     """Each bit is set for half of the samples, whatever the epoch and the next sample."""
-    samples = torch.arange(50_000)
-    first = random_bits(0, 0, samples)
-    second = random_bits(0, 1, samples)
+    indices = torch.arange(50_000)
+    first = random_bits(0, 0, indices)
+    second = random_bits(0, 1, indices)
     flips = first >> bit & 1
     later = second >> bit & 1
     assert abs(flips.float().mean() - 0.5) < 0.02
@@ -288,11 +288,11 @@ def test_equal_batches_have_each_sample_once(
     for rank in range(world_size):
         order = EvaluationOrder(num_samples, 4, world_size, rank, lengths)
         batches = order.equal_batches()
-        sizes.add(tuple(len(batch) for batch in batches.samples))
-        for samples, is_real in zip(*batches, strict=True):
-            assert len(samples) == len(is_real) <= 4
-            assert samples.max() < num_samples
-            real += samples[is_real].tolist()
+        sizes.add(tuple(len(batch) for batch in batches.indices))
+        for indices, is_real in zip(*batches, strict=True):
+            assert len(indices) == len(is_real) <= 4
+            assert indices.max() < num_samples
+            real += indices[is_real].tolist()
     assert len(sizes) == 1
     assert len(set(*sizes)) == 1
     assert sorted(real) == [*range(num_samples)]
@@ -305,11 +305,11 @@ def test_equal_batches_by_blocks_have_each_sample_once() -> None:
         EvaluationOrder(17, 4, 2, rank, blocks=blocks, lengths=None).equal_batches()
         for rank in (0, 1)
     ]
-    assert [len(batches.samples) for batches in ranks] == [3, 3]
+    assert [len(batches.indices) for batches in ranks] == [3, 3]
     real = []
     for batches in ranks:
-        for samples, is_real in zip(*batches, strict=True):
-            real += samples[is_real].tolist()
+        for indices, is_real in zip(*batches, strict=True):
+            real += indices[is_real].tolist()
     assert sorted(real) == [*range(17)]
 
 

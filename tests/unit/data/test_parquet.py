@@ -166,8 +166,8 @@ def test_row_groups_are_read_once_and_few_are_held(
 
     monkeypatch.setattr(parquet_rows.ParquetRows, "table", table)
     order = TrainingOrder(len(rows), 8, 1, 2, 1, 0, blocks=rows.blocks)
-    for samples in order.micro_batches(0):
-        rows.read(samples, 0)
+    for indices in order.micro_batches(0):
+        rows.read(indices, 0)
         assert len(rows.held) <= 4
     # Two lanes have twenty row groups each, and a lane may end within one more.
     assert 20 <= len({*read_blocks}) <= len(read_blocks) <= 22

@@ -218,8 +218,8 @@ class Own(Samples):
     def __len__(self) -> int:
         return COUNT
 
-    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Any:
-        return samples, torch.rand(len(samples))
+    def fetch(self, indices: torch.Tensor, epoch: int | None) -> Any:
+        return indices, torch.rand(len(indices))
 
 
 def test_samples_need_only_two_methods() -> None:

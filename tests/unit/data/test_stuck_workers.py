@@ -34,18 +34,18 @@ class Odd(Samples):
     def __len__(self) -> int:
         return 24
 
-    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+    def fetch(self, indices: torch.Tensor, epoch: int | None) -> Batch:
         """Return tensors whose values and strides must arrive as they are."""
-        noise = torch.rand(len(samples), 3, 5, 7)
+        noise = torch.rand(len(indices), 3, 5, 7)
         return {
             "half": noise.to(torch.bfloat16),
             "channels last": noise.to(memory_format=torch.channels_last),
             "part": [noise[:, 1:, ::2], (noise.transpose(1, 3),)],
             "mask": noise > 0.5,
-            "scalar": torch.tensor(float(samples[0])),
+            "scalar": torch.tensor(float(indices[0])),
             "empty": torch.empty(0, 4),
             "array": np.arange(3),
-            "samples": samples,
+            "indices": indices,
         }
 
 

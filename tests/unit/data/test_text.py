@@ -42,10 +42,10 @@ def test_batches_match_the_tokenizer_of_transformers(tmp_path: Path) -> None:
     data = text(tmp_path / "words", max_length=24)
     split = data.splits["train"]
     split.place(torch.device("cpu"))
-    samples = torch.tensor([3, 0, 41])
-    batch = split.gather(samples, None)
+    indices = torch.tensor([3, 0, 41])
+    batch = split.gather(indices, None)
     tokenizer = AutoTokenizer.from_pretrained(data.tokenizer_folder)
-    texts = [columns["sentence"][index] for index in samples]
+    texts = [columns["sentence"][index] for index in indices]
     expected = tokenizer(
         texts, truncation=True, max_length=24, padding=True, pad_to_multiple_of=8,
         return_tensors="pt",
@@ -55,11 +55,11 @@ def test_batches_match_the_tokenizer_of_transformers(tmp_path: Path) -> None:
     assert torch.equal(batch["attention_mask"][:, 0, 0].long(), expected["attention_mask"])
     assert batch["input_ids"].shape[1] % 8 == 0
     assert split.lengths.max() == 24
-    assert split.work_by_index(samples).tokens == int(expected["attention_mask"].sum())
+    assert split.work_by_index(indices).tokens == int(expected["attention_mask"].sum())
     assert [data.class_names[index] for index in batch["labels"]] == [
-        columns["label"][index] for index in samples
+        columns["label"][index] for index in indices
     ]
-    fetched = split.fetch(samples, None)
+    fetched = split.fetch(indices, None)
     assert all(torch.equal(fetched[name], batch[name]) for name in batch)
 
 

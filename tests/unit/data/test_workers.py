@@ -31,10 +31,10 @@ class Where(Samples):
     def __len__(self) -> int:
         return 103
 
-    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+    def fetch(self, indices: torch.Tensor, epoch: int | None) -> Batch:
         """Return the process of each sample, its number and a draw."""
-        process = torch.full((len(samples),), os.getpid())
-        return {"process": process, "samples": samples, "noise": torch.rand(len(samples))}
+        process = torch.full((len(indices),), os.getpid())
+        return {"process": process, "indices": indices, "noise": torch.rand(len(indices))}
 
 
 def process_ids(batches: list[Batch]) -> set[int]:
@@ -48,9 +48,9 @@ class Kept(Samples):
     def __len__(self) -> int:
         return 8
 
-    def fetch(self, samples: torch.Tensor, epoch: int | None) -> Batch:
+    def fetch(self, indices: torch.Tensor, epoch: int | None) -> Batch:
         """Return 1 for each sample if freed memory is kept, and 0 otherwise."""
-        return {"kept": torch.full((len(samples),), int(module.HEAP.is_kept))}
+        return {"kept": torch.full((len(indices),), int(module.HEAP.is_kept))}
 
 
 @pytest.mark.skipif(module.HEAP.library is None, reason="only glibc can keep freed memory")
@@ -76,7 +76,7 @@ def test_workers_stay_for_all_epochs_and_evaluations() -> None:
         evaluation_batches += evaluation
         again = Loader(Where(), training.order, CPU, "workers", 0).epoch(epoch)
         for batch, (expected, _) in zip(batches, again, strict=False):
-            assert all(torch.equal(batch[name], expected[name]) for name in ("samples", "noise"))
+            assert all(torch.equal(batch[name], expected[name]) for name in ("indices", "noise"))
     training_workers = process_ids(training_batches)
     evaluation_workers = process_ids(evaluation_batches)
     assert len(training_workers) == 2
