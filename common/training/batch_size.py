@@ -4,12 +4,10 @@ Nothing here changes flags, loaders or the Accelerator. `common.lifecycle.trying
 choice into effect.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-import torch
 from accelerate import Accelerator
 
 from common.config import TrainingConfig
@@ -18,7 +16,7 @@ from common.data.loader import Loader
 from common.errors import TrainingError
 from common.measure import memory
 from common.output.tables import print_table
-from common.ranks.agreement import gather_numbers
+from common.ranks.agreement import gather_from_ranks
 from common.system.launch_variables import is_main_rank
 from common.training.batch_size_trials import Trial
 from common.training.out_of_memory import one_sample_advice, placed_bytes
@@ -32,14 +30,8 @@ class SizeResult(NamedTuple):
     size: int
     # "untried" includes a size that some ranks did not try, and which may not fit there.
     outcome: Literal["fits", "does not fit", "untried"]
-    rate: float  # samples/s of the slowest rank; only if the size fits
-    peak_mib: float  # of the rank that needed most memory
-
-
-# The rates that a rank reports for sizes that it did not try. A size below those that it tried
-# surely fits there, so the other ranks decide. A larger size may not fit, so no rank may use it.
-FITS_UNTRIED = math.inf
-RULED_OUT = -1.0
+    rate: float = 0.0  # samples/s of the slowest rank; only if the size fits
+    peak_mib: float = 0.0  # of the rank that needed most memory; only if the size was tried
 
 
 def choose_batch_size(
@@ -133,10 +125,10 @@ def try_sizes(
     """
     index = sizes.index(requested)
     trials = {requested: try_size(requested)}
-    if not trials[requested].rate:
+    if not trials[requested].fits:
         for size in reversed(sizes[:index]):
             trials[size] = try_size(size)
-            if trials[size].rate:
+            if trials[size].fits:
                 break
     # A requested size that does not fit has no room either, so no larger size is tried.
     for size, larger in pairwise(sizes[index:]):
@@ -157,26 +149,28 @@ def combine_over_ranks(
         trials: the trials of this rank by size, without the sizes that it did not try.
         sizes: all sizes, the same on each rank.
     """
-    reports: list[tuple[float, float]] = []  # the rate and the peak of each size on this rank
-    for size in sizes:
-        if size in trials:
-            reports.append((trials[size].rate, trials[size].peak_mib))
-        else:
-            reports.append((FITS_UNTRIED if size < min(trials) else RULED_OUT, 0.0))
-    # [ranks, sizes, 2]
-    numbers = gather_numbers(accelerator, torch.tensor(reports, dtype=torch.float64))
-    lowest_rates = numbers[..., 0].amin(0).tolist()
-    highest_peaks = numbers[..., 1].amax(0).tolist()
-    results = []
-    for size, rate, peak in zip(sizes, lowest_rates, highest_peaks, strict=True):
-        # If the lowest rate is `FITS_UNTRIED`, no rank tried the size.
-        if rate in (FITS_UNTRIED, RULED_OUT):
-            results.append(SizeResult(size, "untried", 0.0, peak))
-        elif rate == 0:
-            results.append(SizeResult(size, "does not fit", 0.0, peak))
-        else:
-            results.append(SizeResult(size, "fits", rate, peak))
-    return results
+    trials_of_ranks = gather_from_ranks(accelerator, dict(trials))
+    return [combine_trials(size, trials_of_ranks) for size in sizes]
+
+
+def combine_trials(size: int, trials_of_ranks: Sequence[Mapping[int, Trial]]) -> SizeResult:
+    """Return the result of one size over all ranks.
+
+    Args:
+        trials_of_ranks: the trials of each rank by size. Each rank has tried the requested size,
+            and perhaps others, so a size that it did not try is above or below all that it tried.
+    """
+    # No rank may use a size above those that a rank tried, because it may not fit there. A size
+    # below them surely fits there, so the other ranks decide.
+    may_not_fit = any(size > max(trials) for trials in trials_of_ranks)
+    trials_of_size = [trials[size] for trials in trials_of_ranks if size in trials]
+    if may_not_fit or not trials_of_size:
+        return SizeResult(size, "untried")
+    peak_mib = max(trial.peak_mib for trial in trials_of_size)
+    if not all(trial.fits for trial in trials_of_size):
+        return SizeResult(size, "does not fit", peak_mib=peak_mib)
+    slowest_rate = min(trial.rate for trial in trials_of_size)
+    return SizeResult(size, "fits", slowest_rate, peak_mib)
 
 
 def show_results(results: Iterable[SizeResult]) -> None:

@@ -32,6 +32,11 @@ class Trial(NamedTuple):
     peak_mib: float
     has_room: bool = False  # whether twice the size may fit
 
+    @property
+    def fits(self) -> bool:
+        """Whether the size fits into the memory of this rank."""
+        return self.rate > 0
+
 
 def time_size(
     model: nn.Module, optimizer: Optimizer, loader: Loader, compute_loss: ComputeLoss, size: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from common.config import TrainingConfig
 from common.errors import TrainingError, UserError
 from common.flags import flag
 from common.measure.memory import peaks
+from common.training import batch_size as module
 from common.training.batch_size import choose_batch_size, sizes_to_try
 from common.training.batch_size_checks import batch_norm_sentence, refuse_unsuitable_loss
 from common.training.batch_size_trials import Trial, time_size
@@ -28,6 +30,7 @@ from common.training.out_of_memory import (
 )
 
 CPU = torch.device("cpu")
+Trials = dict[int, Trial]  # of one rank, by size
 
 
 class Gathered(Exception):  # noqa: N818
@@ -47,20 +50,25 @@ class Rank:
         rate = self.rates.get(size, 0.0)
         return Trial(rate, 100.0 * size, has_room=rate > 0)
 
-    def choose(self, gather: Any) -> int:
-        """Return the size that this rank chooses, and check that choosing changes nothing."""
+    def choose(self, gather: Callable[[Trials], list[Trials]]) -> int:
+        """Return the size that this rank chooses, and check that choosing changes nothing.
+
+        Args:
+            gather: returns the trials of all ranks, given those of this rank.
+        """
         loader: Any = SimpleNamespace(device=CPU, samples=range(500))  # it has no `cut_into`
         requested = (self.config.batch_size, self.config.gradient_accumulation_steps)
         accelerator: Any = SimpleNamespace(
             device=CPU,
             num_processes=2,
-            gather=gather,
             gradient_accumulation_steps=requested[1],
         )
         flags = dict(vars(self.config))
-        size, accumulation = choose_batch_size(
-            self.try_size, {"train": loader}, self.config, accelerator
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "gather_from_ranks", lambda accelerator, trials: gather(trials))
+            size, accumulation = choose_batch_size(
+                self.try_size, {"train": loader}, self.config, accelerator
+            )
         assert vars(self.config) == flags
         assert accelerator.gradient_accumulation_steps == requested[1]
         assert size * accumulation == requested[0] * requested[1]
@@ -84,17 +92,17 @@ def chosen_size(
         flags: further flags of the run.
     """
     config = TrainingConfig(batch_size=requested, gradient_accumulation_steps=accumulation, **flags)
-    rows_of_others: list[torch.Tensor] = []
+    trials_of_others: list[Trials] = []
 
-    def keep_row(row: torch.Tensor) -> torch.Tensor:
-        rows_of_others.append(row)
+    def keep_trials(trials: Trials) -> list[Trials]:
+        trials_of_others.append(trials)
         raise Gathered
 
     for other_rates in others or []:
         with pytest.raises(Gathered):
-            Rank(other_rates, config).choose(keep_row)
+            Rank(other_rates, config).choose(keep_trials)
     rank = Rank(rates, config)
-    size = rank.choose(lambda row: torch.cat([row, *rows_of_others]))
+    size = rank.choose(lambda trials: [trials, *trials_of_others])
     return size, rank.tried_sizes
 
 
