@@ -1,7 +1,6 @@
 """Plans the memory that training will need before it starts, and compares it with the real use."""
 
 import copy
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -72,10 +71,11 @@ class MemoryPlan:
         self.optimizer = bare_optimizer(optimizer)
         self.when_measured = when_measured
         self.most_tokens = most_tokens_of_batch(loader)
-        # The tokens of the longest micro-batch so far; -1 before the first. Infinity means that no
-        # activations are measured: a compiled model would be compiled with the hooks, and again
+        # A compiled model would be compiled with the hooks that measure activations, and again
         # without them.
-        self.watched_tokens = math.inf if is_compiled(model) else -1
+        self.measures_activations = not is_compiled(model)
+        # The tokens of the longest micro-batch whose activations were measured; None: none was.
+        self.measured_tokens: int | None = None
         self.first_updates = ExitStack()  # closes the tracker and the hook after the first updates
         self.updates = 0
         self.tracker: MemoryTracker | None = None  # measures the first updates
@@ -141,8 +141,8 @@ class MemoryPlan:
             self.tracker = self.first_updates.enter_context(MemoryTracker(self.device))
             hook = self.optimizer.register_step_pre_hook(self.measure_gradients)
             self.first_updates.callback(hook.remove)
-        if work.tokens > self.watched_tokens:
-            self.watched_tokens = work.tokens
+        if self.measures_activations and self.is_longest(work):
+            self.measured_tokens = work.tokens
             with saved_storages([*self.model.parameters(), *self.model.buffers()]) as sizes:
                 yield
             self.measured["activations"] = sum(sizes.values()) / MEBIBYTE
@@ -151,6 +151,10 @@ class MemoryPlan:
         self.updates += self.accelerator.sync_gradients  # true at the end of an update
         if self.updates == FIRST_UPDATES:
             self.complete()
+
+    def is_longest(self, work: Work) -> bool:
+        """Return whether a micro-batch has more tokens than all that were measured before."""
+        return self.measured_tokens is None or work.tokens > self.measured_tokens
 
     def measure_gradients(self, *unused: object) -> None:
         """Measure the gradients; the optimizer calls this before each of the first updates.
@@ -174,9 +178,7 @@ class MemoryPlan:
         # All planned memory should be in use by now, except for the copies of a checkpoint.
         expected = self.total - self.planned.get("checkpoint", 0.0) + sum(new_parts.values())
         new_parts["workspace"] = max(0.0, self.tracker.peak_mib - expected)
-        # The longest batch has `ratio` times the tokens of the longest measured micro-batch. For a
-        # compiled model, `watched_tokens` is infinite, so the ratio is 1.
-        ratio = max(1.0, self.most_tokens / max(self.watched_tokens, 1))
+        ratio = self.token_ratio()
         for name, size in new_parts.items():
             self.planned[name] = ratio * size
         parts = " + ".join(f"{name} {self.planned[name]:,.1f}" for name in new_parts)
@@ -184,6 +186,16 @@ class MemoryPlan:
         share = f"{self.total / self.device_mib:.1%} of the {owner}'s memory"
         say(f"memory  {parts}: {self.total:,.1f} MiB in all, {share}")
         self.when_measured(self.total / self.device_mib)
+
+    def token_ratio(self) -> float:
+        """Return how many times the tokens of the longest measured micro-batch the longest has.
+
+        It is at least 1, and 1 if no activations were measured.
+        """
+        if self.measured_tokens is None:
+            return 1.0
+        # Samples that are not text have no tokens.
+        return max(1.0, self.most_tokens / max(self.measured_tokens, 1))
 
     def finish(self) -> MemoryRows:
         """Return the planned and measured size of each part at the end of training."""
