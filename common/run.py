@@ -221,6 +221,7 @@ class Run:
     @property
     def should_evaluate(self) -> bool:
         """Whether an evaluation, or its rehearsal, is due now and has not been made yet."""
+        self.evaluations.keep_states_before_rehearsal()
         return self.evaluations.is_due(self.plan, self.loaded)
 
     def evaluating(self, model: nn.Module) -> AbstractContextManager[nn.Module]:

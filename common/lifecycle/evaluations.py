@@ -37,20 +37,18 @@ class Evaluations:
         self.kept_step: int | None = None  # the update of the model to export, once it is known
 
     def is_due(self, plan: Plan, loaded: LoadedData) -> bool:
-        """Whether an evaluation, or the rehearsal, is due and has not been made yet.
+        """Whether an evaluation, or the rehearsal, is due and has not been made yet."""
+        return self.rehearsal.is_due or self.is_real_one_due(plan, loaded)
+
+    def is_real_one_due(self, plan: Plan, loaded: LoadedData) -> bool:
+        """Whether an evaluation that is no rehearsal is due and has not been made yet.
 
         After the last update, the final evaluation usually makes another one unnecessary. One is
         still due in two cases:
 
         - The last model has to be compared with an earlier best one.
         - An evaluation is due by the interval, and the final evaluation reads another split.
-
-        Before a rehearsal, the states of the random generators are kept here, and not in
-        `evaluating`: a recipe may draw or seed before it calls that.
         """
-        if self.rehearsal.is_due:
-            self.states_before_rehearsal = self.context.random.state_dict()
-            return True
         step = self.context.progress.global_step
         if self.evaluated_step == step:
             return False
@@ -62,14 +60,23 @@ class Evaluations:
         final_reads_another_split = loaded.validation_split != loaded.test_split
         return has_earlier_best or (is_planned and final_reads_another_split)
 
+    def keep_states_before_rehearsal(self) -> None:
+        """Keep the states of the random generators if the rehearsal is due; `log` restores them.
+
+        `run.should_evaluate` calls this. `evaluating` would be too late, because a recipe may draw
+        or seed before it calls that.
+        """
+        if self.rehearsal.is_due:
+            self.states_before_rehearsal = self.context.random.state_dict()
+
     @contextmanager
     def evaluating(
         self, model: nn.Module, save_and_leave: Callable[[], None]
     ) -> Iterator[nn.Module]:
         """Yield the bare model in evaluation mode, and note that it was evaluated at this step.
 
-        `is_due` and `model_to_export` need this note. A rehearsal is not noted. The time of the
-        block does not count as training time.
+        `is_real_one_due` and `model_to_export` need this note. A rehearsal is not noted. The time
+        of the block does not count as training time.
 
         Args:
             save_and_leave: saves a checkpoint and ends this process. It is called after the block

@@ -67,8 +67,8 @@ class TrainingLoop:
             self.current_work = batch_work, wait_seconds
             if rehearsal.is_wanted:
                 # A resumed run may begin with a real evaluation, which replaces the rehearsal.
-                is_evaluation_due = self.evaluations.is_due(plan, started.loaded)
-                rehearsal.make_due(is_replaced=is_evaluation_due)
+                is_replaced = self.evaluations.is_real_one_due(plan, started.loaded)
+                rehearsal.make_due(is_replaced)
             with started.memory_plan.watching(batch_work):
                 yield batch
             rehearsal.end()  # also for a loop that has not called `run.record`
