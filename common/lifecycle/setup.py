@@ -26,7 +26,7 @@ from common.training.best import Best
 from common.training.gradients import GradientGuard
 from common.training.progress import Progress
 from common.training.rank_decisions import RankDecisions
-from common.training.sharding import ShardingAccelerator
+from common.training.sharding_accelerator import ShardingAccelerator
 from common.training.stop_request import StopRequest
 
 

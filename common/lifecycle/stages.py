@@ -39,7 +39,7 @@ from common.training.gradients import GradientGuard
 from common.training.plan import Plan
 from common.training.progress import Progress
 from common.training.rank_decisions import RankDecisions
-from common.training.sharding import ShardingAccelerator
+from common.training.sharding_accelerator import ShardingAccelerator
 
 Stage = TypeVar("Stage")
 

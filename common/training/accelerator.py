@@ -26,6 +26,7 @@ from common.system.devices import (
 from common.system.network import set_gloo_interface
 from common.system.processor import cpu_threads
 from common.training.averaging import ddp_options
+from common.training.fsdp_request import take_fsdp_request
 from common.training.launcher_checks import (
     launching,
     refuse_missing_devices,
@@ -39,7 +40,7 @@ from common.training.precision import (
     warn_of_slow_bf16,
 )
 from common.training.rendezvous import rendezvous_url
-from common.training.sharding import ShardingAccelerator, take_fsdp_request
+from common.training.sharding_accelerator import ShardingAccelerator
 
 
 class ChosenDevice(NamedTuple):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from common.checkpoints.folders import read_manifest, step_folders
 from common.errors import UserError
-from common.training.sharding import SUPPORTED_SETTINGS, take_fsdp_request
+from common.training.fsdp_request import SUPPORTED_SETTINGS, take_fsdp_request
 from tests.conftest import SHIFTED_UPDATES, first
 from tests.edited_copies import edited
 from tests.examples import EXAMPLES, Example

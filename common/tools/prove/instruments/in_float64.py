@@ -17,7 +17,7 @@ from common.data.loader import Loader
 from common.data.samples import BatchesWithWork
 from common.run import Run
 from common.tools.prove.session import Session
-from common.training.sharding import ShardingAccelerator
+from common.training.sharding_accelerator import ShardingAccelerator
 
 
 def install(session: Session) -> None:
@@ -39,10 +39,9 @@ def prepare_in_float64(
     The parameters are converted in place, so an optimizer that was made earlier still has them.
     """
     # FSDP2 computes in the dtype of the parameters, but it would reduce gradients in fp32.
-    if accelerator.shard_precision is not None:
-        accelerator.shard_precision = dataclasses.replace(
-            accelerator.shard_precision, reduce_dtype=torch.float64
-        )
+    sharder = accelerator.sharder
+    if sharder is not None:
+        sharder.precision = dataclasses.replace(sharder.precision, reduce_dtype=torch.float64)
     model.double()
     model.register_forward_pre_hook(with_float64_inputs, with_kwargs=True)
     return original(accelerator, model, *positional, **named)

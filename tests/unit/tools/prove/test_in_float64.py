@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -33,7 +34,9 @@ class Scaled(nn.Module):
 class Accelerator:
     """Stands in for the run's Accelerator."""
 
-    shard_precision: MixedPrecisionPolicy | None = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    def __init__(self) -> None:
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+        self.sharder = SimpleNamespace(precision=policy)
 
     def prepare_model(self, model: nn.Module) -> nn.Module:
         """Return the model itself."""
@@ -47,7 +50,7 @@ def test_networks_and_their_copies_compute_in_float64() -> None:
     optimizer = torch.optim.AdamW(bare.parameters(), lr=0.1)
     accelerator: Any = Accelerator()
     model = prepare_in_float64(Accelerator.prepare_model, accelerator, bare)
-    assert accelerator.shard_precision.reduce_dtype == torch.float64
+    assert accelerator.sharder.precision.reduce_dtype == torch.float64
     batch = {"rows": [torch.randn(5, 3)], "labels": torch.zeros(5, dtype=torch.int64)}
     before = bare.layer.weight.detach().clone()
     for network in (model, copy.deepcopy(model)):
