@@ -36,7 +36,7 @@ def close(
         process_goes_on: whether a program may start another run in this process.
 
     Raises:
-        TrainingError, SystemExit: instead of `error`; see `close_after`.
+        TrainingError, SystemExit: instead of `error`; see `end_failed_run`.
     """
     DISPLAY.close()
     loaders = [] if stages.loaded is None else [*stages.loaded.loaders.values()]
@@ -47,15 +47,48 @@ def close(
     try:
         if error is not None:
             rehearsal.add_note_to(error)
-            close_after(error, context, loaders)
+            end_unfinished_run(error, context, loaders)
     finally:
         releasing.release(context, loaders, error, process_goes_on)
 
 
-def close_after(error: BaseException, context: Context, loaders: Iterable[Loader]) -> None:
+def end_unfinished_run(error: BaseException, context: Context, loaders: Iterable[Loader]) -> None:
     """Keep what an unfinished run has logged, and note how it ended.
 
     If this function returns, the caller lets `error` end the process.
+
+    Raises:
+        TrainingError, SystemExit: instead of `error`; see `end_failed_run`.
+    """
+    lift_limit()  # a run that met the limit of its memory can then still write its files
+    kill_workers()
+    # If a resumed run failed before it restored a checkpoint, its progress is still at update 0.
+    # `status.json` then has the update at which the earlier attempt ended.
+    step = context.progress.global_step or read_status(context.directory.path).global_step
+    outcome = outcome_of(error, context.accelerator.process_index)
+    if isinstance(error, Preempted):
+        end_stopped_run(error, context, outcome, step)
+    else:
+        end_failed_run(error, context, loaders, outcome, step)
+
+
+def end_stopped_run(error: Preempted, context: Context, outcome: Outcome, step: int) -> None:
+    """Print why a run stopped on request, close its logs, and note the end in `status.json`."""
+    say(error.message)
+    if error.is_by_ctrl_c and is_launched():
+        say(LAUNCHER_TRACEBACKS)
+    context.logs.finish()
+    context.directory.write_status(outcome.status, step, outcome.reason)
+
+
+def end_failed_run(
+    error: BaseException,
+    context: Context,
+    loaders: Iterable[Loader],
+    outcome: Outcome,
+    step: int,
+) -> None:
+    """Note in `status.json` that a run failed, and close its logs.
 
     Raises:
         TrainingError: instead of `error`, if memory ran out, or if a process was lost at the same
@@ -63,16 +96,7 @@ def close_after(error: BaseException, context: Context, loaders: Iterable[Loader
         SystemExit: instead of `error`, if another rank failed first, and `error` may only be a
             consequence of that failure.
     """
-    lift_limit()  # a run that met the limit of its memory can then still write its files
-    kill_workers()
     directory = context.directory
-    # If a resumed run failed before it restored a checkpoint, its progress is still at update 0.
-    # `status.json` then has the update at which the earlier attempt ended.
-    step = context.progress.global_step or read_status(directory.path).global_step
-    outcome = outcome_of(error, context.accelerator.process_index)
-    if isinstance(error, Preempted):
-        close_after_request(error, context, outcome, step)
-        return
     if not isinstance(error, UserError):
         # Other ranks may be gone, and their files may never come.
         context.checkpoints.shorten_wait()
@@ -95,12 +119,3 @@ def close_after(error: BaseException, context: Context, loaders: Iterable[Loader
     if is_out_of_memory(error) and is_first_failure:
         device = context.accelerator.device
         raise out_of_memory_error(context.config, directory.path, device, loaders) from None
-
-
-def close_after_request(error: Preempted, context: Context, outcome: Outcome, step: int) -> None:
-    """Print why a run stopped on request, close its logs, and note the end in `status.json`."""
-    say(error.message)
-    if error.is_by_ctrl_c and is_launched():
-        say(LAUNCHER_TRACEBACKS)
-    context.logs.finish()
-    context.directory.write_status(outcome.status, step, outcome.reason)

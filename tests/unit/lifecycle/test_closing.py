@@ -26,7 +26,7 @@ def test_a_run_is_released_if_its_error_is_replaced(
     def replace(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(closing, "close_after", replace)
+    monkeypatch.setattr(closing, "end_unfinished_run", replace)
     monkeypatch.setattr(releasing, "lift_limit", note("memory limit"))
     monkeypatch.setattr(releasing, "forget_accelerator", note("Accelerator"))
     loader: Any = SimpleNamespace(close=note("loader"))
