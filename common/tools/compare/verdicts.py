@@ -33,6 +33,24 @@ MAX_PAIRS_IN_TEXT = 10  # all pairs of five groups; a page and JSON have all pai
 
 
 @dataclass(frozen=True)
+class SamplePair:
+    """The values of one figure in a baseline and in another group."""
+
+    baseline: Sample
+    other: Sample
+
+    @property
+    def are_known(self) -> bool:
+        """Whether each group has at least one value."""
+        return self.baseline.mean is not None and self.other.mean is not None
+
+    @property
+    def are_repeated(self) -> bool:
+        """Whether both groups have enough values to show how much they vary by chance."""
+        return min(self.baseline.count, self.other.count) >= MIN_RUNS
+
+
+@dataclass(frozen=True)
 class GroupVerdict:
     """A group's difference in one figure from another group, the baseline of this pair.
 
@@ -44,11 +62,20 @@ class GroupVerdict:
     baseline: str
     figure: str  # such as "final accuracy, test"
     text: str
-    count: int  # number of the group's seeds, or of its runs for the throughput
-    baseline_count: int
-    difference: float
+    samples: SamplePair  # a value for each seed, or for each run for the throughput
     contrast: Contrast
-    is_repeated: bool  # whether both groups have several seeds, or runs for the throughput
+
+    @property
+    def difference(self) -> float:
+        """The difference of the means."""
+        assert self.samples.baseline.mean is not None
+        assert self.samples.other.mean is not None
+        return self.samples.other.mean - self.samples.baseline.mean
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether both groups have several seeds, or runs for the throughput."""
+        return self.samples.are_repeated
 
     @property
     def interval(self) -> ConfidenceInterval | None:
@@ -178,22 +205,26 @@ def verdict_on_objective(
     objective = baseline.first_run.objective
     if other.first_run.objective != objective or other.first_run.splits[split_index] != split:
         return None
-    baseline_sample = baseline.objective
-    other_sample = other.objective
-    if baseline_sample.mean is None or other_sample.mean is None:
+    samples = SamplePair(baseline.objective, other.objective)
+    if not samples.are_known:
         return None
     contrast = contrast_by_seeds(baseline.values_of_seeds, other.values_of_seeds, confidence)
-    if are_repeated(baseline_sample, other_sample):
-        text = sentences.difference_text(objective, baseline_sample, other_sample, contrast)
+    if samples.are_repeated:
+        text = sentences.difference_text(objective, samples.baseline, samples.other, contrast)
     else:
         errors = [baseline.standard_error, other.standard_error]
         text = sentences.difference_text_of_single_seeds(
-            objective, baseline_sample, other_sample, errors
+            objective, samples.baseline, samples.other, errors
         )
     stage = "best" if in_training else "final"
     figure = f"{stage} {metric_named(objective.metric).label}, {split}"
-    return make_verdict(
-        baseline.group, other.group, figure, text, baseline_sample, other_sample, contrast
+    return GroupVerdict(
+        group=other.group.label,
+        baseline=baseline.group.label,
+        figure=figure,
+        text=text,
+        samples=samples,
+        contrast=contrast,
     )
 
 
@@ -220,57 +251,26 @@ def verdict_on_throughput(
     Single runs are compared by their log lines. These show how much the throughput varies within a
     run. It varies more between runs, so such an interval is too narrow.
     """
-    baseline_sample = baseline.log_throughput
-    other_sample = other.log_throughput
-    if baseline_sample.mean is None or other_sample.mean is None:
+    samples = SamplePair(baseline.log_throughput, other.log_throughput)
+    if not samples.are_known:
         return None
-    if are_repeated(baseline_sample, other_sample):
-        contrast = welch_contrast(baseline_sample, other_sample, confidence)
-        text = sentences.ratio_text(baseline_sample, other_sample, contrast)
+    if samples.are_repeated:
+        contrast = welch_contrast(samples.baseline, samples.other, confidence)
+        text = sentences.ratio_text(samples.baseline, samples.other, contrast)
     else:
         interval = welch_interval(
             baseline.log_throughput_of_lines, other.log_throughput_of_lines, confidence
         )
         contrast = Contrast(interval, runs_needed=None, is_paired=False)
-        text = sentences.ratio_text_of_single_runs(baseline_sample, other_sample, interval)
+        text = sentences.ratio_text_of_single_runs(samples.baseline, samples.other, interval)
     figure = metric_named(THROUGHPUT).label
-    return make_verdict(
-        baseline.group, other.group, figure, text, baseline_sample, other_sample, contrast
-    )
-
-
-def are_repeated(first: Sample, second: Sample) -> bool:
-    """Return whether both samples have enough values to show how much they vary by chance."""
-    return min(first.count, second.count) >= MIN_RUNS
-
-
-def make_verdict(
-    baseline: RunGroup,
-    other: RunGroup,
-    figure: str,
-    text: str,
-    baseline_sample: Sample,
-    other_sample: Sample,
-    contrast: Contrast,
-) -> GroupVerdict:
-    """Return the verdict on one figure of two groups.
-
-    Args:
-        baseline_sample: the baseline's values, at least one.
-        other_sample: the other group's values, at least one.
-    """
-    assert baseline_sample.mean is not None
-    assert other_sample.mean is not None
     return GroupVerdict(
-        group=other.label,
-        baseline=baseline.label,
+        group=other.group.label,
+        baseline=baseline.group.label,
         figure=figure,
         text=text,
-        count=other_sample.count,
-        baseline_count=baseline_sample.count,
-        difference=other_sample.mean - baseline_sample.mean,
+        samples=samples,
         contrast=contrast,
-        is_repeated=are_repeated(baseline_sample, other_sample),
     )
 
 

@@ -209,9 +209,9 @@ def test_repeated_seed_counts_once_for_quality(tmp_path: Path) -> None:
     )
     comparison = compared(first, second)
     quality = verdict_of(comparison, "final accuracy, test")
-    assert (quality.count, quality.is_distinguishable) == (1, None)
+    assert (quality.samples.other.count, quality.is_distinguishable) == (1, None)
     speed = verdict_of(comparison, "throughput")
-    assert (speed.count, speed.is_distinguishable) == (2, True)
+    assert (speed.samples.other.count, speed.is_distinguishable) == (2, True)
 
 
 def test_cells_without_ratios_keep_their_other_suffixes(tmp_path: Path) -> None:
