@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from common.objective import Objective
 from common.system.wording import counted
@@ -18,6 +19,13 @@ MAX_DECIMALS = 6
 MAX_EXPONENT = 700.0  # float64 ends at about e to the power of 709
 
 # ------------------------------------------------------------------------------- The objective
+
+
+class ShownInterval(NamedTuple):
+    """The interval of a gain, as a sentence shows it."""
+
+    form: str  # the format of its limits, which the sentence also uses for the gain
+    text: str  # such as "95 % interval 0.12 to 0.45"
 
 
 def difference_text(
@@ -44,12 +52,7 @@ def difference_text(
             f"{gain_text(objective, gain, '.3g')}; there is no interval, because all seeds of a "
             "group have equal values"
         )
-    scale, _ = scale_of(objective)
-    half_width = scale * (interval.high - interval.low) / 2
-    form = f".{decimals_for(half_width)}f"
-    low = abs(gain) - half_width
-    high = abs(gain) + half_width
-    span = f"{percent(interval.confidence)} interval {low:{form}} to {high:{form}}"
+    form, span = shown_interval(objective, abs(gain), interval)
     if contrast.is_paired:
         span += ", paired by seed"
     if interval.excludes_zero:
@@ -86,6 +89,23 @@ def difference_text_of_single_seeds(
         return f"{values} {seeds}: {advice}"
     error_texts = " and ".join(metric.text(error) for error in reversed(errors))
     return f"{values} {seeds} (standard errors of the samples {error_texts}): {advice}"
+
+
+def shown_interval(
+    objective: Objective, gain: float, interval: ConfidenceInterval
+) -> ShownInterval:
+    """Return the interval around a gain, with two digits of its half-width.
+
+    Args:
+        gain: at least 0, in the unit of `scale_of`.
+        interval: that of the difference from which the gain comes, in the objective's own unit.
+    """
+    scale, _ = scale_of(objective)
+    half_width = scale * (interval.high - interval.low) / 2
+    form = f".{decimals_for(half_width)}f"
+    low = gain - half_width
+    high = gain + half_width
+    return ShownInterval(form, interval_text(interval.confidence, low, high, form))
 
 
 def gain_of(objective: Objective, baseline: Sample, group: Sample) -> float:
@@ -202,7 +222,7 @@ def ratio_span_text(interval: ConfidenceInterval) -> str:
     """Return the interval of a ratio of rates, from that of the difference of their logarithms."""
     low = exponential(interval.low)
     high = exponential(interval.high)
-    return f"{percent(interval.confidence)} interval {low:.2f} to {high:.2f}"
+    return interval_text(interval.confidence, low, high, ".2f")
 
 
 def exponential(value: float) -> float:
@@ -230,6 +250,11 @@ def not_distinguishable_text(baseline: Sample, group: Sample, needed: int | None
     if needed is None:
         return f"not distinguishable with {counts}; not even {MAX_RUNS:,} {noun}s each would do"
     return f"not distinguishable with {counts}; about {needed:,} {noun}s each would be needed"
+
+
+def interval_text(confidence: float, low: float, high: float, form: str) -> str:
+    """Return an interval as text, such as "95 % interval 0.12 to 0.45"."""
+    return f"{percent(confidence)} interval {low:{form}} to {high:{form}}"
 
 
 def have_equal_means(baseline: Sample, group: Sample) -> bool:

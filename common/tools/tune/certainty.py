@@ -15,7 +15,7 @@ from common.objective import Objective
 from common.tools.compare.figures import standard_error
 from common.tools.compare.groups import SEED_FLAG
 from common.tools.compare.readers.run_record import RunRecord
-from common.tools.compare.sentences import decimals_for, percent, scale_of
+from common.tools.compare.sentences import decimals_for, scale_of, shown_interval
 from common.tools.recipe import Recipe
 from common.tools.statistics.contrasts import contrast_by_seeds
 from common.tools.statistics.samples import ConfidenceInterval, simultaneous_confidence
@@ -137,33 +137,30 @@ def note_on_luck(groups: Sequence[TrialGroup], candidate_count: int) -> str:
 def pair_text(
     best: TrialGroup, other: TrialGroup, objective: Objective, candidate_count: int
 ) -> str:
-    """Return the lead of the best settings over others, and whether that may be chance.
+    """Return a sentence on the lead of the best settings, and whether that may be chance.
 
     Args:
         candidate_count: how many settings the best ones were chosen from.
     """
     if best.is_repeated and other.is_repeated:
-        return text_by_seeds(best, other, objective, candidate_count)
-    return text_by_samples(best, other, objective, candidate_count)
+        text = text_by_seeds(best, other, objective, candidate_count)
+    else:
+        text = text_by_samples(best, other, objective, candidate_count)
+    return f"{best.name_beside(other)} against {other.name_beside(best)}: {text}"
 
 
 def text_by_seeds(
     best: TrialGroup, other: TrialGroup, objective: Objective, candidate_count: int
 ) -> str:
-    """Return the lead of the best settings over others, with its interval from their seeds."""
-    names = f"{best.name_beside(other)} against {other.name_beside(best)}"
+    """Return the lead of the best settings, with its interval from the seeds of both."""
     scale, unit = scale_of(objective)
     lead = scale * abs(best.mean - other.mean)
     interval = interval_of_lead(best, other, candidate_count)
     if interval is None:
-        return f"{names}: {lead:.3g}{unit} ahead, and no seed of either differs from the others"
-    half_width = scale * (interval.high - interval.low) / 2
-    form = f".{decimals_for(half_width)}f"
-    span = f"{lead - half_width:{form}} to {lead + half_width:{form}}"
-    figures = f"{lead:{form}}{unit} ahead ({percent(interval.confidence)} interval {span})"
-    if not interval.excludes_zero:
-        return f"{names}: {figures}, so they can't be told apart"
-    return f"{names}: {figures}, which is more than the choice of seeds explains"
+        return f"{lead:.3g}{unit} ahead, and no seed of either differs from the others"
+    form, span = shown_interval(objective, lead, interval)
+    conclusion = conclusion_on(interval.excludes_zero, "seeds")
+    return f"{lead:{form}}{unit} ahead ({span}), {conclusion}"
 
 
 def interval_of_lead(
@@ -182,28 +179,39 @@ def interval_of_lead(
 def text_by_samples(
     best: TrialGroup, other: TrialGroup, objective: Objective, candidate_count: int
 ) -> str:
-    """Return the lead of the best settings over others, judged by the sampling error.
+    """Return the lead of the best settings, judged by the sampling error.
 
     The validation data are a sample, so another sample would give other values.
     """
-    names = f"{best.name_beside(other)} against {other.name_beside(best)}"
     scale, unit = scale_of(objective)
     error = standard_error_of_lead(best, other)
     if error is None:
         metric = metric_named(objective.metric)
         return (
-            f"{names}: {metric.text(best.mean)} and {metric.text(other.mean)}, and nothing shows "
+            f"{metric.text(best.mean)} and {metric.text(other.mean)}, and nothing shows "
             f"how much of a difference in {metric.label} is chance"
         )
     lead = scale * abs(best.mean - other.mean)
     form = f".{decimals_for(scale * error)}f"
-    figures = (
-        f"{lead:{form}}{unit} ahead, with a standard error of {scale * error:{form}} by the samples"
+    is_beyond_chance = exceeds_chance(abs(best.mean - other.mean), error, candidate_count)
+    conclusion = conclusion_on(is_beyond_chance, "samples")
+    if is_beyond_chance and candidate_count > 2:
+        conclusion += f", for the best of {candidate_count}"
+    return (
+        f"{lead:{form}}{unit} ahead, with a standard error of {scale * error:{form}} by the "
+        f"samples, {conclusion}"
     )
-    if not exceeds_chance(abs(best.mean - other.mean), error, candidate_count):
-        return f"{names}: {figures}, so they can't be told apart"
-    choice = f", for the best of {candidate_count}" if candidate_count > 2 else ""
-    return f"{names}: {figures}, which is more than the choice of samples explains{choice}"
+
+
+def conclusion_on(is_beyond_chance: bool, chosen: str) -> str:
+    """Return the end of the sentence on a lead: whether chance alone may explain the lead.
+
+    Args:
+        chosen: what chance chooses, "seeds" or "samples".
+    """
+    if is_beyond_chance:
+        return f"which is more than the choice of {chosen} explains"
+    return "so they can't be told apart"
 
 
 def standard_error_of_lead(best: TrialGroup, other: TrialGroup) -> float | None:
