@@ -76,9 +76,20 @@ def open_builder(source: DataSource) -> OpenedBuilder:
     """
     import datasets
 
-    description = f"data set {source.location}"
+    arguments = load_arguments(source)
+    local_files = files_of_folder(source)
+    linked_folders = set() if local_files is None else local_files.linked_folders
+    with reading(f"data set {source.location}", DATA_ADVICE), following(linked_folders):
+        builder = datasets.load_dataset_builder(**arguments)
+    notes = [] if local_files is None else notes_on_files(builder, local_files)
+    return OpenedBuilder(builder, arguments, linked_folders, notes)
+
+
+def load_arguments(source: DataSource) -> LoadArguments:
+    """Return the arguments with which `datasets` loads a data set that is not built in."""
+    import datasets
+
     arguments: LoadArguments = {"path": source.location, "name": source.configuration}
-    local_files = None
     if os.path.isabs(source.location):  # a local folder or file, not a Hub id
         # `datasets` notices a changed file by its time alone, and might use an outdated cache. The
         # fingerprint notices more changes, so `datasets` gets another cache for each fingerprint.
@@ -87,15 +98,21 @@ def open_builder(source: DataSource) -> OpenedBuilder:
     if os.path.isfile(source.location):
         arguments["path"] = FILE_BUILDERS[Path(source.location).suffix.lower()]
         arguments["data_files"] = {"train": [glob_pattern(source.location)]}
-    elif os.path.isdir(source.location):
-        with reading(description, DATA_ADVICE):
-            local_files = find_files(Path(source.location))
-        refuse_only_links(local_files)
-    linked_folders = set() if local_files is None else local_files.linked_folders
-    with reading(description, DATA_ADVICE), following(linked_folders):
-        builder = datasets.load_dataset_builder(**arguments)
-    notes = [] if local_files is None else notes_on_files(builder, local_files)
-    return OpenedBuilder(builder, arguments, linked_folders, notes)
+    return arguments
+
+
+def files_of_folder(source: DataSource) -> LocalFiles | None:
+    """Return the files of a local folder; None for a single file, or for a data set of the Hub.
+
+    Raises:
+        UserError: the files can't be listed, or all of them are links that lead nowhere.
+    """
+    if not os.path.isdir(source.location):
+        return None
+    with reading(f"data set {source.location}", DATA_ADVICE):
+        local_files = find_files(Path(source.location))
+    refuse_only_links(local_files)
+    return local_files
 
 
 def glob_pattern(path: str) -> str:
