@@ -72,14 +72,16 @@ def training_lines(run_config: RunConfig) -> list[str]:
     """Return the printed lines on a run's batch, learning rate, length and memory plan."""
     flags = run_config.flags
     plan = run_config.plan
-    is_cut = plan.total_steps < flags["epochs"] * plan.updates_per_epoch  # by --max-steps
+    epochs = flags["epochs"]
+    assert isinstance(epochs, int)  # `run.make_plan` has settled it
+    is_cut = plan.total_steps < epochs * plan.updates_per_epoch  # by --max-steps
     limit = f", cut at {plan.total_steps:,}" if is_cut else ""
     lines = [
         f"batch   {flags['batch_size']} × {flags['gradient_accumulation_steps']} accumulated × "
         f"{counted(run_config.environment.world_size, 'process', 'processes')} = "
         f"{run_config.environment.effective_batch_size}",
         *rate_lines(run_config),
-        f"plan    {plan.total_steps:,} updates: {counted(flags['epochs'], 'epoch')} of "
+        f"plan    {plan.total_steps:,} updates: {counted(epochs, 'epoch')} of "
         f"{plan.updates_per_epoch:,}{limit}; logged every {plan.log_every:,}, evaluated every "
         f"{plan.eval_every:,}",
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.metric_names import STEP
-from common.track.report import evaluation_text, rate_lines, show_summary
+from common.track.report import evaluation_text, rate_lines, show_summary, training_lines
 from common.track.trackers.tracker import Command
 from tests.unit.saved_config import saved_config
 
@@ -32,6 +32,23 @@ def test_larger_update_of_more_processes_is_mentioned() -> None:
     assert lines(4, effective_batch_size=256) == []
     (rate,) = lines(4, 2.0, scale_learning_rate="linear")
     assert "0.1 × 2 = 0.2 (linear in the update's samples), after 12 updates" in rate
+
+
+@pytest.mark.parametrize(
+    ("epochs", "total_steps", "text"),
+    [
+        (3, 9, "9 updates: 3 epochs of 3; logged"),
+        (4, 9, "9 updates: 4 epochs of 3, cut at 9; logged"),
+        (1, 3, "3 updates: 1 epoch of 3; logged"),
+        (1, 2, "2 updates: 1 epoch of 3, cut at 2; logged"),
+    ],
+)
+def test_plan_is_cut_only_if_a_flag_cuts_it(epochs: int, total_steps: int, text: str) -> None:
+    """`--max-steps` may also be as many updates as the epochs have."""
+    flags = {"epochs": epochs, "batch_size": 64, "gradient_accumulation_steps": 1}
+    run = saved_config(config=flags, plan={"total_steps": total_steps})
+    (line,) = [line for line in training_lines(run) if line.startswith("plan")]
+    assert text in line
 
 
 def test_evaluation_fits_one_line_of_a_terminal() -> None:
