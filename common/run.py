@@ -311,6 +311,10 @@ class Run:
         The model keeps its last weights with `--keep last`, or if there was no evaluation on
         validation data. Before other weights replace the last ones, a checkpoint saves those for a
         resume.
+
+        Raises:
+            UserError: the best weights are those of another network, because that one was evaluated
+                last before `log`.
         """
         self.evaluations.load_best(model, self.save)
 
@@ -320,6 +324,7 @@ class Run:
         With `--evaluate-only`, no model is exported.
 
         Raises:
+            UserError: the network that was evaluated last is not the one that `load_best` got.
             TrainingError: a rank could not write its checkpoint, or the weights differ between
                 ranks; nothing is exported then. Or the final evaluation misses `--target`; the
                 model is exported all the same.

@@ -31,10 +31,12 @@ def finish(started: StartedRun, evaluations: Evaluations, figures: Metrics) -> N
         TrainingError: a rank could not write its checkpoint, or the weights differ between ranks;
             nothing is exported then. Or the final evaluation misses `--target`; the model has been
             exported by then.
-        UserError: the run's directory no longer belongs to this run.
+        UserError: the run's directory no longer belongs to this run, or the model to export is not
+            the one that `run.load_best` was given.
     """
     context = started.context
     step = context.progress.global_step
+    evaluations.require_best_model_last()
     split = started.loaded.test_split
     was_trained = not context.config.evaluate_only
     end_training(started)

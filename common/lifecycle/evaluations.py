@@ -1,5 +1,6 @@
 """Evaluations of a run: decides when one is due, prepares the model, and logs the figures."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -7,8 +8,15 @@ from torch import nn
 
 from common.checkpoints import export
 from common.checkpoints.adapters import State
+from common.console import warn
 from common.console.display import DISPLAY
 from common.lifecycle.evaluation_figures import checked_figures, refuse_means
+from common.lifecycle.misuse import (
+    nan_warning,
+    note_several_models,
+    other_best_model_error,
+    other_exported_model_error,
+)
 from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, KeptParts, LoadedData
 from common.measure.value_checks import Metrics
@@ -31,9 +39,14 @@ class Evaluations:
         """
         self.context = context
         self.rehearsal = Rehearsal(is_wanted=rehearse and not context.config.evaluate_only)
+        self.has_warned_of_nan = False  # whether a warning told of an objective that is NaN
         self.states_before_rehearsal: State | None = None  # of the random generators
         self.evaluated_model: nn.Module | None = None  # the bare model that was evaluated last
         self.evaluated_step: int | None = None  # the update after which this model was evaluated
+        # The bare models that were evaluated since the last call of `log`, each once.
+        self.models_of_evaluation: list[nn.Module] = []
+        self.best_model: nn.Module | None = None  # whose weights were saved as the best
+        self.model_with_best: nn.Module | None = None  # which `load_best` was given at the end
         self.kept_step: int | None = None  # the update of the model to export, once it is known
 
     def is_due(self, plan: Plan, loaded: LoadedData) -> bool:
@@ -85,6 +98,8 @@ class Evaluations:
         context = self.context
         step = context.progress.global_step
         bare_model: nn.Module = context.accelerator.unwrap_model(model)
+        if not any(bare_model is other for other in self.models_of_evaluation):
+            self.models_of_evaluation.append(bare_model)
         seed = context.config.seed
         mode = evaluation_mode(context.accelerator, bare_model, context.random, seed)
         if self.rehearsal.is_on:
@@ -132,8 +147,11 @@ class Evaluations:
         context = self.context
         logs = context.logs
         values = checked_figures(figures, context.objective, context.accelerator)
+        evaluated_models = self.models_of_evaluation
+        self.models_of_evaluation = []
         if self.rehearsal.is_on:
             refuse_means(figures, context.accelerator)
+            note_several_models(evaluated_models)
             self.rehearsal.accept_figures()
             if self.states_before_rehearsal is not None:
                 context.random.load_state_dict(self.states_before_rehearsal)
@@ -143,7 +161,8 @@ class Evaluations:
         if is_best and context.best.is_kept:
             with context.meters.stopwatch.stopped():
                 compare_weights_of_ranks(context)
-                weights = export.weights_of(self.model_to_export(kept))
+                self.best_model = self.model_to_export(kept)
+                weights = export.weights_of(self.best_model)
                 context.checkpoints.save_best(context.progress.global_step, weights)
 
     def log_final(
@@ -174,6 +193,9 @@ class Evaluations:
         if split != "validation":
             return False
         value = values[context.objective.metric]
+        if math.isnan(value) and not self.has_warned_of_nan:
+            self.has_warned_of_nan = True
+            warn(nan_warning(context.objective.metric))
         return context.best.record(value, context.progress.global_step, values.get("loss"))
 
     def load_best(self, model: nn.Module, save: Callable[[], None]) -> None:
@@ -185,12 +207,22 @@ class Evaluations:
         Args:
             save: saves a checkpoint with the last weights, which a resume needs. With
                 `--early-stopping`, the last update may have none yet.
+
+        Raises:
+            UserError: the best weights are those of another network. A resume without a further
+                evaluation can't tell.
         """
         context = self.context
         step = context.progress.global_step
         best_step = context.best.step  # None: there was no evaluation on validation data
         self.kept_step = step
-        if not context.best.is_kept or best_step is None or best_step == step:
+        if not context.best.is_kept or best_step is None:
+            return
+        bare_model: nn.Module = context.accelerator.unwrap_model(model)
+        if self.best_model is not None and bare_model is not self.best_model:
+            raise other_best_model_error()
+        self.model_with_best = bare_model
+        if best_step == step:
             return
         save()
         context.checkpoints.wait()
@@ -198,4 +230,14 @@ class Evaluations:
         context.decisions.check(step)
         self.kept_step = best_step
         path, weights = context.checkpoints.read_best(best_step)
-        export.put_weights(context.accelerator.unwrap_model(model), weights, path)
+        export.put_weights(bare_model, weights, path)
+
+    def require_best_model_last(self) -> None:
+        """Raise a `UserError` if the model to export is not the one that `load_best` was given.
+
+        The figures and the update in `model.json` would be those of another network.
+        """
+        if self.model_with_best is None or self.evaluated_model is None:
+            return
+        if self.evaluated_model is not self.model_with_best:
+            raise other_exported_model_error()

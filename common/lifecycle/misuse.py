@@ -1,8 +1,11 @@
-"""Errors for calls of `Run` that a recipe has left out or made with a wrong argument."""
+"""Errors and notes on calls of `Run` that a recipe left out or made with a wrong argument."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from torch import nn
+
+from common.console import say
 from common.data.loader import Loader
 from common.data.order import TrainingOrder
 from common.errors import UserError
@@ -52,4 +55,46 @@ def unfinished_error(directory: Path) -> UserError:
         "the recipe did not call run.finish, so there is no final evaluation and no exported model",
         advice="call run.finish(evaluate(run, model, test_loader)) after the loop, then continue "
         f"with --resume {quoted(directory)}",
+    )
+
+
+def note_several_models(evaluated_models: Sequence[nn.Module]) -> None:
+    """Tell the user which of several networks is saved as the best; called in the rehearsal.
+
+    The recipe evaluates an average of the weights beside the weights themselves, for example.
+
+    Args:
+        evaluated_models: the networks that were evaluated for one call of `run.log`.
+    """
+    if len(evaluated_models) > 1:
+        say(
+            f"{len(evaluated_models)} networks are evaluated before run.log(...): the one that is "
+            "evaluated last is saved as the best and exported, so evaluate the network last that "
+            "run.load_best(...) gets"
+        )
+
+
+def other_best_model_error() -> UserError:
+    """Return the error for `run.load_best(...)` with a network that was not saved as the best."""
+    return UserError(
+        "run.load_best(...) got another network than the one whose weights were saved as the best, "
+        "which is the one that was evaluated last before run.log(...)",
+        advice="pass that network to run.load_best(...), or evaluate the other one last",
+    )
+
+
+def other_exported_model_error() -> UserError:
+    """Return the error for a final evaluation that ends with another network than the best."""
+    return UserError(
+        "the network that was evaluated last, which the run exports, is not the one that "
+        "run.load_best(...) got",
+        advice="evaluate that network last after run.load_best(...), then call run.finish(...)",
+    )
+
+
+def nan_warning(metric: str) -> str:
+    """Return the warning about an evaluation whose objective is NaN."""
+    return (
+        f"{metric}, the objective, is NaN, so this evaluation can't be the best: check how the "
+        "recipe computes it, for example whether it divides by zero"
     )

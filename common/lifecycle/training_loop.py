@@ -12,6 +12,7 @@ from common.data.loader import Loader
 from common.data.samples import Batch, Work
 from common.lifecycle import saving, training_figures
 from common.lifecycle.evaluations import Evaluations
+from common.lifecycle.first_batch import warn_of_nan
 from common.lifecycle.misuse import no_update_error
 from common.lifecycle.stages import Context, StartedRun, reached
 from common.lifecycle.unread_flags import refuse_unread_flags
@@ -26,6 +27,7 @@ class TrainingLoop:
         self.evaluations = evaluations
         # The work of the current batch, and the seconds for which the loop waited for it.
         self.current_work: tuple[Work, float] | None = None
+        self.is_first_batch_checked = False
         self.are_flags_checked = False  # becomes true after the first update
 
     def batches(self, started: StartedRun, loader: Loader) -> Iterator[Batch]:
@@ -65,6 +67,9 @@ class TrainingLoop:
             batch, batch_work = item
             wait_seconds = time.perf_counter() - wait_began
             self.current_work = batch_work, wait_seconds
+            if not self.is_first_batch_checked:
+                self.is_first_batch_checked = True
+                warn_of_nan(batch)
             if rehearsal.is_wanted:
                 # A resumed run may begin with a real evaluation, which replaces the rehearsal.
                 is_replaced = self.evaluations.is_real_one_due(plan, started.loaded)

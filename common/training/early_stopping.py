@@ -58,8 +58,9 @@ class EarlyStopping:
             self.has_announced = True
             metric = self.best.objective.metric
             evaluations = counted(self.best.evaluations_since_best, "evaluation")
+            reason = "was NaN" if self.best.value is None else "did not improve"
             say(
-                f"stopped early after update {global_step}, because {metric} did not improve in "
+                f"stopped early after update {global_step}, because {metric} {reason} in "
                 f"{evaluations}"
             )
         return True

@@ -30,6 +30,9 @@ MAX_SKIPS_IN_A_ROW = 25
 # one norm for each network. The number must be well below 166, because 166 overflows in a row halve
 # the loss scale to 0.
 MAX_UNREAD_NORMS = 100
+LOOK_AT_THE_DATA = (
+    "also look for damaged samples in the data, and for batches in which all labels are ignored"
+)
 
 
 class GuardState(TypedDict):
@@ -208,21 +211,32 @@ class GradientGuard:
                 self.skipped += 1
                 self.skipped_in_a_row[number] += 1
 
-    def advice_on_non_finite(self) -> str:
-        """Return the advice for non-finite gradients: flags of a new run, and a look at the data.
+    def non_finite_error(self, global_step: int) -> TrainingError:
+        """Return the error for a loss or gradients that are not finite.
 
-        It names `--mixed-precision no` only for a run in 16 bits. For other runs, another precision
-        would not help.
+        The advice names flags of a new run that have an effect in this one, and a look at the data.
         """
+        if not self.parameters:  # the loop does not clip, so nothing looked at the gradients
+            return TrainingError(
+                f"the loss became NaN in update {global_step} or shortly before",
+                advice=(
+                    "start a new run with a lower --learning-rate, and call "
+                    "run.clip_grad_norm_(model, optimizer) before each step, which leaves out "
+                    f"updates whose gradients are not finite; {LOOK_AT_THE_DATA}"
+                ),
+            )
         changes = ["a lower --learning-rate or --max-grad-norm"]
         if self.max_grad_norm == 0:  # nothing was clipped
             changes = ["a lower --learning-rate", "--max-grad-norm 1"]
-        if self.accelerator.mixed_precision != "no":
+        if self.accelerator.mixed_precision != "no":  # fp32 is the highest precision
             changes.append("--mixed-precision no")
         flags = ", or with ".join(changes)
-        return (
-            f"start a new run with {flags}; also look for damaged samples in the data, and for "
-            "batches in which all labels are ignored"
+        return TrainingError(
+            (
+                f"a gradient or the loss became NaN or infinite in update {global_step} or "
+                "shortly before; updates with such gradients are not applied"
+            ),
+            advice=f"start a new run with {flags}; {LOOK_AT_THE_DATA}",
         )
 
     def check(self, global_step: int, loss: float = 0.0) -> None:
@@ -239,13 +253,7 @@ class GradientGuard:
         """
         self.count_skipped()
         if not self.is_fp16 and (self.skipped or math.isnan(loss)):
-            raise TrainingError(
-                (
-                    f"a gradient or the loss became NaN or infinite in update {global_step} or "
-                    "shortly before; updates with such gradients are not applied"
-                ),
-                advice=self.advice_on_non_finite(),
-            )
+            raise self.non_finite_error(global_step)
         most_in_a_row = max(self.skipped_in_a_row, default=0)
         if most_in_a_row >= MAX_SKIPS_IN_A_ROW:
             raise TrainingError(

@@ -67,6 +67,13 @@ def test_advice_on_non_finite_gradients_changes_the_run(
     """A norm of 0 can't be lowered, and float32 is the highest precision."""
     guard = GradientGuard(alone(mixed_precision=precision), max_grad_norm=norm, by_layer=False)
     with pytest.raises(TrainingError) as error:
+        guard.check(1, float("nan"))
+    assert error.value.problem == "the loss became NaN in update 1 or shortly before"
+    assert "--max-grad-norm" not in error.value.advice, "without clipping, it has no effect"
+    assert "call run.clip_grad_norm_(model, optimizer) before each step" in error.value.advice
+    network = torch.nn.Linear(1, 1)
+    guard.clip(network, torch.optim.SGD(network.parameters()))
+    with pytest.raises(TrainingError) as error:
         guard.check(2, float("nan"))
     assert f"start a new run with a lower {flags} look for damaged samples" in error.value.advice
 

@@ -17,7 +17,8 @@ LOG_EVERY = 4
 FIRST_CHECKED = 2
 ADVICE = (
     "pass tensors to run.record(loss, {...}), which reads them only at log lines; on the device, "
-    "use torch.where instead of `if`, and multiply by a mask instead of selecting rows"
+    "use torch.where instead of `if`, and (values * mask).sum() / mask.sum() instead of "
+    "values[mask].mean()"
 )
 
 
