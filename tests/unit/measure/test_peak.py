@@ -82,3 +82,28 @@ def test_cpu_is_measured() -> None:
     rate, source = peak_tflops(torch.device("cpu"), torch.float32)
     assert source == "measured"
     assert 1e-4 < rate < 1e3
+
+
+@pytest.mark.parametrize(
+    ("times", "shortest", "count"),
+    [
+        ([0.010, 0.011, 0.012, 0.010, 0.011, 0.001], 0.010, 5),  # steady: no further products
+        ([0.010, 0.030, 0.010, 0.010, 0.010, *[0.020] * 4, 0.002, *[0.020] * 5], 0.002, 15),
+        ([0.020, 0.100, 0.090, 0.090, 0.090, 0.001], 0.020, 5),  # unsteady, but no more time
+    ],
+)
+def test_unsteady_products_are_repeated(
+    times: list[float], shortest: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A moment without other programs shows the peak, but the search for it soon ends."""
+    left = iter(times)
+    used: list[float] = []
+
+    def repeat(multiply: object, number: int, repeat: int) -> list[float]:
+        taken = [next(left) for _ in range(repeat)]
+        used.extend(taken)
+        return taken
+
+    monkeypatch.setattr(peak.timeit, "repeat", repeat)
+    assert peak.product_seconds(8, torch.device("cpu"), torch.float32) == shortest
+    assert len(used) == count
