@@ -189,6 +189,11 @@ class GradientGuard:
             self.unmarking_hooks[optimizer] = optimizer.register_step_post_hook(remove_mark)
 
     @property
+    def has_clipped(self) -> bool:
+        """Whether the loop calls `clip`, or did so before a resume; only then are norms known."""
+        return bool(self.skipped_in_a_row)
+
+    @property
     def is_due(self) -> bool:
         """Whether `check` should be called even though no log line is due."""
         return len(self.unread_norms) >= MAX_UNREAD_NORMS
@@ -216,7 +221,7 @@ class GradientGuard:
 
         The advice names flags of a new run that have an effect in this one, and a look at the data.
         """
-        if not self.parameters:  # the loop does not clip, so nothing looked at the gradients
+        if not self.has_clipped:  # nothing has looked at the gradients
             return TrainingError(
                 f"the loss became NaN in update {global_step} or shortly before",
                 advice=(
@@ -272,7 +277,9 @@ class GradientGuard:
 
         Call `check` first, which counts the skipped updates up to now.
         """
-        metrics = {GRADIENT_NORM: float(self.grad_norm), SKIPPED_UPDATES: self.skipped}
+        metrics: dict[str, float] = {}
+        if self.has_clipped:
+            metrics = {GRADIENT_NORM: float(self.grad_norm), SKIPPED_UPDATES: self.skipped}
         if self.is_fp16:
             metrics[LOSS_SCALE] = self.accelerator.scaler.get_scale()
         return metrics | self.layer_norms()

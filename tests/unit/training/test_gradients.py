@@ -68,11 +68,13 @@ def test_advice_on_non_finite_gradients_changes_the_run(
     guard = GradientGuard(alone(mixed_precision=precision), max_grad_norm=norm, by_layer=False)
     with pytest.raises(TrainingError) as error:
         guard.check(1, float("nan"))
+    assert guard.figures() == {}, "without clipping, the norm is not known"
     assert error.value.problem == "the loss became NaN in update 1 or shortly before"
     assert "--max-grad-norm" not in error.value.advice, "without clipping, it has no effect"
     assert "call run.clip_grad_norm_(model, optimizer) before each step" in error.value.advice
     network = torch.nn.Linear(1, 1)
     guard.clip(network, torch.optim.SGD(network.parameters()))
+    assert guard.figures() == {"train/grad_norm": 0.0, "train/skipped_updates": 0}
     with pytest.raises(TrainingError) as error:
         guard.check(2, float("nan"))
     assert f"start a new run with a lower {flags} look for damaged samples" in error.value.advice
