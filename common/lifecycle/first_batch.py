@@ -19,8 +19,8 @@ def warn_of_nan(batch: Batch) -> None:
     names = [name for name, tensor in named_tensors(batch, "batch") if has_nan(tensor)]
     if names:
         warn(
-            f"the first training batch has NaN in {', '.join(names)}: replace such values, for "
-            "example missing cells of a table, before you train on them",
+            f"the first training batch has NaN in {', '.join(names)}, for example from missing "
+            "cells of a table: unless the model replaces them, the loss becomes NaN as well",
             every_rank=True,
         )
 

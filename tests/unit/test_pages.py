@@ -58,6 +58,25 @@ def test_fragment_parses_and_its_imports_exist(block: str) -> None:
                 assert hasattr(module, alias.name), alias.name
 
 
+def test_table_of_numbers_is_read(tmp_path: Path) -> None:
+    """Readers copy this `load_data`; a missing cell stays NaN, which the model replaces."""
+    page = (REPOSITORY / "docs" / "make-your-own.md").read_text()
+    (block,) = [text for _, text in FENCE.findall(page) if "pandas.read_csv" in text]
+    names: dict[str, Any] = {}
+    exec(block, names)
+    rows = [f"{number},,{10 * number}" for number in range(20)]
+    (tmp_path / "houses.csv").write_text("\n".join(["area,rooms,price", *rows]) + "\n")
+    config = argparse.Namespace(dataset=tmp_path / "houses.csv", target_column="price")
+    data = names["load_data"](config, None)
+    assert {name: len(split) for name, split in data.splits.items()} == {
+        "train": 16,
+        "validation": 4,
+    }
+    area, rooms = data.splits["train"].tensors["inputs"].T
+    assert (data.splits["train"].tensors["targets"] == 10 * area).all()
+    assert (rooms != rooms).all()
+
+
 def languages(text: str) -> list[str]:
     """Return the language of each fenced block, empty where it names none."""
     return [language for language, _ in FENCE.findall(text)]

@@ -124,6 +124,6 @@ def test_nan_in_the_first_batch_is_named(
 
     warn_of_nan(as_tensors(batch))
     output = capsys.readouterr().out
-    expected = f"the first training batch has NaN in {names}: " if names else ""
+    expected = f"the first training batch has NaN in {names}, for example" if names else ""
     assert output.startswith(expected)
     assert bool(output) == bool(names)
