@@ -2,7 +2,7 @@
 
 Sums in another order round differently. So the losses, the gradients and the weights of such runs
 agree only within a tolerance. Learning rates do not depend on such sums, so their tolerance is
-tiny. Dropout is off in these runs, because the layouts would draw different masks.
+tiny.
 """
 
 import math
@@ -13,39 +13,15 @@ from typing import Literal
 
 from safetensors.torch import load_file
 
-from common.tools.prove.bench import Bench, RunSpec
-from common.tools.prove.flags import as_words
 from common.tools.prove.instruments.updates import (
     FIRST_WEIGHTS,
     LATER_WEIGHTS,
 )
-from common.tools.prove.launch_plan import PlannedInterruption
-from common.tools.prove.records.instrument_records import (
-    MixingModule,
-    OptimizerStep,
-    OwnDraw,
-    SampleMixing,
-)
-from common.tools.prove.records.observed_run import ObservedRun, differing_common_keys
-from common.tools.prove.records.run_records import MicroBatch, ObservedEvaluation, Recorded
+from common.tools.prove.layouts import UPDATES
+from common.tools.prove.records.instrument_records import OptimizerStep
+from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.records.run_records import ObservedEvaluation, Recorded
 
-# The instruments of the compared runs, as names of modules.
-INSTRUMENTS = tuple(
-    f"common.tools.prove.instruments.{name}"
-    for name in (
-        "without_dropout",
-        "updates",
-        "changed_gradients",
-        "own_draws",
-        "mixing",
-        "losses",
-        "rows_used",
-        "evaluated_rows",
-    )
-)
-# One more instrument, for runs whose networks are computed in float64.
-IN_FLOAT64 = "common.tools.prove.instruments.in_float64"
-UPDATES = 6  # the number of compared updates
 # Relative tolerances.
 LOSS_TOLERANCE = 1e-3
 GRADIENT_TOLERANCE = 1e-2
@@ -57,92 +33,6 @@ WEIGHT_TOLERANCE = 2e-2  # a share of the distance that the weights moved up to 
 SMALL_LOSS = 1e-5
 SMALL_NORM = 1e-6
 SMALL_RATE = 1e-12
-
-
-@dataclass(frozen=True)
-class UpdateLayout:
-    """The division of an update into micro-batches and processes.
-
-    Its text, such as "2 × 16", has the number of micro-batches first.
-    """
-
-    batch_size: int  # samples in a micro-batch of one process
-    accumulation: int  # micro-batches of one process
-    processes: int = 1
-
-    def __str__(self) -> str:
-        ranks = f" on {self.processes} processes" if self.processes > 1 else ""
-        return f"{self.accumulation} × {self.batch_size}{ranks}"
-
-
-@dataclass(frozen=True)
-class UpdateLayouts:
-    """Three layouts of the same updates."""
-
-    whole: UpdateLayout  # one micro-batch on one process
-    divided: UpdateLayout  # two micro-batches on one process
-    distributed: UpdateLayout  # one micro-batch on each of two processes
-
-
-def update_layouts(bench: Bench) -> UpdateLayouts:
-    """Return three layouts of an update with about as many samples as in `Bench.reference`."""
-    half = max(1, bench.batch_size * bench.accumulation // 2)
-    return UpdateLayouts(
-        whole=UpdateLayout(2 * half, accumulation=1),
-        divided=UpdateLayout(half, accumulation=2),
-        distributed=UpdateLayout(half, accumulation=1, processes=2),
-    )
-
-
-def run_with_layout(
-    bench: Bench,
-    name: str,
-    layout: UpdateLayout,
-    *,
-    interruptions: tuple[PlannedInterruption, ...] = (),
-    resumed_processes: int | None = None,
-    environment: tuple[tuple[str, str], ...] = (),
-    in_float64: bool = False,
-) -> ObservedRun:
-    """Return a run whose updates have a layout, without dropout.
-
-    Of its updates, only the first `UPDATES` are compared. But a run in fp32 makes a whole epoch,
-    because `judge_samples` also takes such runs, and checks that an epoch uses all samples.
-
-    `interruptions`, `resumed_processes` and `environment` are fields of `RunSpec`.
-
-    Args:
-        name: the name of the run's folder; with `in_float64`, the folder's name has an ending.
-        in_float64: whether to compute the networks in float64 instead of fp32.
-
-    Raises:
-        RunFailedError: a launch has failed.
-    """
-    effective_batch = layout.batch_size * layout.accumulation * layout.processes
-    updates = UPDATES
-    if not in_float64:
-        updates = max(UPDATES, bench.flags.training_samples // effective_batch)
-    flags = as_words(
-        batch_size=layout.batch_size,
-        gradient_accumulation_steps=layout.accumulation,
-        max_steps=updates,
-        log_every=1,
-        mixed_precision="no",
-    )
-    if in_float64:
-        # Compression rounds gradients, but only those that several processes exchange. So layouts
-        # with different numbers of processes would differ by far more than float64 does.
-        flags += as_words(gradient_compression="no")
-    spec = RunSpec(
-        f"{name}-in-float64" if in_float64 else name,
-        flags,
-        processes=layout.processes,
-        instruments=(*INSTRUMENTS, IN_FLOAT64) if in_float64 else INSTRUMENTS,
-        interruptions=interruptions,
-        resumed_processes=resumed_processes,
-        environment=environment,
-    )
-    return bench.run(spec)
 
 
 @dataclass(frozen=True)
@@ -325,42 +215,3 @@ def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], ObservedEvaluation
         for process, record in run.all(ObservedEvaluation)
         if process.rank == 0
     }
-
-
-def drawn_generators(run: ObservedRun) -> list[str]:
-    """Return the names of the random generators from which the loop draws as it uses a batch.
-
-    A generator of its own has no name, so it is described by its use.
-
-    Different layouts make different draws, so a difference between their updates may be no mistake.
-    """
-    names: set[str] = set()
-    for process in run.processes:
-        micro_batch: MicroBatch | None = None
-        for record in process.records:
-            if isinstance(record, MicroBatch):
-                micro_batch = record
-            elif isinstance(record, Recorded) and micro_batch is not None:
-                names |= {*differing_common_keys(micro_batch.generators, record.generators)}
-    # The loop may also draw from a generator that it passes to an operation of torch.
-    own_draws = {f"that it passes to {draw.operation}" for _, draw in run.all(OwnDraw)}
-    return [*sorted(names), *sorted(own_draws)]
-
-
-def sample_mixing_of(run: ObservedRun) -> SampleMixing:
-    """Return the record of how a run's samples affect each other: by batch norms, or by the loss.
-
-    Each layout puts different samples together, so such effects may forbid a comparison. If the run
-    wrote no record, the result is an empty one.
-    """
-    for _, sample_mixing in run.all(SampleMixing):
-        return sample_mixing
-    return SampleMixing(step=0, layers=[], couples_samples=False)
-
-
-def mixing_modules_of(run: ObservedRun) -> list[str]:
-    """Return the class names of the modules that mix samples, except batch norms.
-
-    The output of such a module for one sample depends on the other samples of the micro-batch.
-    """
-    return sorted({mixing_module.module for _, mixing_module in run.all(MixingModule)})

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from common.tools.prove.comparison import UPDATES
+from common.tools.prove.layouts import UPDATES
 from common.tools.prove.pairs import RunPair
 from common.tools.prove.records.instrument_records import DivisorKind, RowGradients, TrainingLoss
 from common.tools.prove.records.observed_run import ObservedRun

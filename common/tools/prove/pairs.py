@@ -17,13 +17,13 @@ from common.tools.prove.comparison import (
     WEIGHT_TOLERANCE,
     Update,
     UpdateDifference,
-    UpdateLayout,
     differing_figure,
     first_differing_update,
     updates_of,
     weight_distance,
 )
 from common.tools.prove.instruments.updates import COMPARED_UPDATE
+from common.tools.prove.layouts import UpdateLayout
 from common.tools.prove.records.instrument_records import GradientChange
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.records.run_records import MicroBatch
@@ -56,8 +56,9 @@ class RunPair:
     def variant_updates(self) -> Mapping[int, Update]:
         return updates_of(self.variant)
 
-    def first_difference(self) -> UpdateDifference | None:
-        """Return the first difference of the updates beyond the tolerance; None if they agree."""
+    @cached_property
+    def difference(self) -> UpdateDifference | None:
+        """The first difference of the updates beyond the tolerance; None if they agree."""
         return first_differing_update(self.baseline_updates, self.variant_updates)
 
 

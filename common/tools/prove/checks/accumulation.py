@@ -1,13 +1,12 @@
 """Checks that n micro-batches of b samples make the same update as one of n × b."""
 
 from common.tools.prove.bench import Bench
-from common.tools.prove.comparison import (
+from common.tools.prove.expected_differences import (
     drawn_generators,
     mixing_modules_of,
-    run_with_layout,
     sample_mixing_of,
-    update_layouts,
 )
+from common.tools.prove.layouts import run_with_layout, update_layouts
 from common.tools.prove.loss_divisors import cause_of_divisor
 from common.tools.prove.pairs import (
     RunPair,
@@ -88,7 +87,7 @@ def cause_of_counts(pair: RunPair) -> Cause | None:
 
 def cause_of_steps(pair: RunPair) -> Cause | None:
     """Return the cause of wrong steps of a schedule or an optimizer; None if they agree."""
-    difference = pair.first_difference()
+    difference = pair.difference
     if difference is not None and difference.quantity == "optimizers":
         return cause_of_optimizers(pair, difference)
     if difference is not None and difference.quantity == "learning rate":
@@ -105,7 +104,7 @@ def cause_of_steps(pair: RunPair) -> Cause | None:
 
 def cause_of_loss_or_gradients(pair: RunPair) -> Cause | None:
     """Return the cause that losses or gradients differ; None if they agree."""
-    difference = pair.first_difference()
+    difference = pair.difference
     if difference is None:
         return None
     values = values_in_words(pair, difference)

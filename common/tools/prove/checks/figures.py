@@ -15,7 +15,7 @@ from common.run_directory.records import MetricsRow
 from common.run_directory.stored_run import StoredRun
 from common.tools.prove.bench import Bench
 from common.tools.prove.checked_figures import CheckedFigures, has_outcomes, numbers_in_words
-from common.tools.prove.comparison import run_with_layout, update_layouts
+from common.tools.prove.layouts import run_with_layout, update_layouts
 from common.tools.prove.outcomes import SplitPass, compare_figure, split_passes_of
 from common.tools.prove.records.instrument_records import (
     EvaluatedRows,

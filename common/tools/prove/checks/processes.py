@@ -1,24 +1,17 @@
 """Checks that two processes make the same updates as one, also after a resume on another number."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypedDict, Unpack
 
 from common.tools.launching.command import FSDP2_VARIABLES
 from common.tools.prove.bench import Bench, RunFailedError
 from common.tools.prove.causes import causes_of_restored_parts
 from common.tools.prove.checks import accumulation
-from common.tools.prove.comparison import (
-    UpdateLayout,
-    UpdateLayouts,
+from common.tools.prove.expected_differences import (
     drawn_generators,
     mixing_modules_of,
-    run_with_layout,
+    reason_processes_differ,
     sample_mixing_of,
-    update_layouts,
 )
-from common.tools.prove.instruments.updates import COMPARED_UPDATE
-from common.tools.prove.launch_plan import PlannedInterruption
 from common.tools.prove.pairs import (
     RunPair,
     cause_of_contents,
@@ -30,112 +23,63 @@ from common.tools.prove.pairs import (
     is_near,
     values_in_words,
 )
-from common.tools.prove.records.instrument_records import SampleMixing
-from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.process_runs import (
+    PROCESS_COUNT_CHANGES,
+    NoFloat64Error,
+    ProcessCountChange,
+    ProcessRuns,
+    runs_on_one_and_two,
+)
 from common.tools.prove.verdicts import Cause, Check, Verdict, failed_verdict, skipped_verdict
 
-STOPPED_AFTER = COMPARED_UPDATE - 1  # the resumed run makes the compared update
-KILLED_AFTER = COMPARED_UPDATE + 2  # later than the checkpoint after update 3
 NOT_RESUMED = (
     "no resume on another number of processes was compared, because one process makes an update of "
     "a single batch, which two can't divide"
 )
 
 
-class NoFloat64Error(Exception):
-    """A recipe with batch norm fails in float64 alone. The message says how."""
-
-
-class LayoutOptions(TypedDict, total=False):
-    """The options of `run_with_layout` that do not depend on the precision."""
-
-    interruptions: tuple[PlannedInterruption, ...]
-    resumed_processes: int | None
-    environment: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class ProcessCountChange:
-    """A run that is resumed on a different number of processes after an interruption."""
-
-    name: str  # the name of the run
-    interruption: PlannedInterruption
-    processes: int  # the number of processes of the first launch
-    resumed_processes: int
-    phrase: str  # the change in words
-
-
-PROCESS_COUNT_CHANGES = (
-    ProcessCountChange(
-        "from-one-to-two",
-        PlannedInterruption(manner="stop", step=STOPPED_AFTER),
-        1,
-        2,
-        f"a run stopped on one process after update {STOPPED_AFTER} and resumed on two",
-    ),
-    ProcessCountChange(
-        "from-two-to-one",
-        PlannedInterruption(manner="update", step=KILLED_AFTER),
-        2,
-        1,
-        f"a run killed on two processes after update {KILLED_AFTER} and resumed on one",
-    ),
-)
-
-
 def judge_processes(bench: Bench) -> Verdict:
     """Compare a run on one process with one on two, and with runs that change the number."""
-    layouts = update_layouts(bench)
     try:
-        distributed, in_float64 = run_on_two(bench, "two-processes", layouts.distributed)
-        mixing = sample_mixing_of(distributed)
-        single, single_layout = run_on_one(bench, layouts, mixing, in_float64)
+        runs = runs_on_one_and_two(bench, "two-processes")
     except NoFloat64Error as problem:
         return skipped_verdict(str(problem))
-    pair = RunPair(single, distributed, single_layout, layouts.distributed)
-    verdict = verdict_of(pair)
-    if verdict.passed is False and not in_float64:
-        return verdict_with_accumulation(bench, pair, verdict)
+    verdict = verdict_of_runs(runs)
     if not verdict.passed:
         return verdict
-    if single_layout.accumulation == 1:
+    if not runs.accumulates:
         return Verdict(True, f"{verdict.compared}; {NOT_RESUMED}")
     compared = [verdict.compared]
     for change in PROCESS_COUNT_CHANGES:
-        first_layout = layouts.distributed if change.processes > 1 else single_layout
-        try:
-            changed_run = run_with_change(bench, change, first_layout, in_float64)
-        except NoFloat64Error as problem:
-            return skipped_verdict(f"{change.phrase}: {problem}")
-        # In each of these runs, two processes make the compared update.
-        pair = RunPair(single, changed_run, single_layout, layouts.distributed)
-        verdict = verdict_of(pair)
+        verdict = verdict_after_change(runs, change)
         if not verdict.passed:
-            return verdict_about(change, verdict, causes_of_restored_parts(changed_run))
+            return verdict
         compared.append(change.phrase)
     return Verdict(True, "; ".join(compared))
 
 
-def verdict_with_accumulation(bench: Bench, pair: RunPair, verdict: Verdict) -> Verdict:
-    """Return a failed verdict, with the causes that lie in the accumulation on one process.
-
-    If the micro-batches of one process do not make the updates of a whole batch, they say nothing
-    about two processes.
-
-    Args:
-        pair: a run on one process and one on two.
-        verdict: the verdict on them, which fails.
-    """
-    if pair.baseline_layout.accumulation == 1:
-        return verdict
-    whole_layout = update_layouts(bench).whole
+def judge_sharded_processes(bench: Bench) -> Verdict:
+    """Compare one process with two that shard the weights with FSDP2."""
     try:
-        whole = run_with_layout(bench, "whole", whole_layout)
+        runs = runs_on_one_and_two(bench, "sharded", tuple(FSDP2_VARIABLES.items()))
+    except NoFloat64Error as problem:
+        return skipped_verdict(str(problem))
+    return verdict_of_runs(runs)
+
+
+def verdict_of_runs(runs: ProcessRuns) -> Verdict:
+    """Return the verdict on a run on one process and one on two.
+
+    If it fails although the micro-batches of one process do not make the updates of a whole batch
+    either, they say nothing about two processes. Then the causes are those of the accumulation.
+    """
+    verdict = verdict_of(runs.pair)
+    if verdict.passed is not False or runs.in_float64 or not runs.accumulates:
+        return verdict
+    try:
+        accumulated = accumulation.verdict_of(runs.pair_with_whole_batches())
     except RunFailedError:
         return verdict
-    accumulated = accumulation.verdict_of(
-        RunPair(whole, pair.baseline, whole_layout, pair.baseline_layout)
-    )
     if accumulated.passed is not False:
         return verdict
     causes = [
@@ -145,29 +89,19 @@ def verdict_with_accumulation(bench: Bench, pair: RunPair, verdict: Verdict) -> 
     return Verdict(False, verdict.compared, tuple(causes), accumulated.advice)
 
 
-def run_with_change(
-    bench: Bench, change: ProcessCountChange, first_layout: UpdateLayout, in_float64: bool
-) -> ObservedRun:
-    """Return a run that is interrupted, and resumed on another number of processes.
-
-    Args:
-        first_layout: the layout of the run's updates before the interruption.
-
-    Raises:
-        NoFloat64Error: the run fails in float64 alone.
-        RunFailedError: the run fails in fp32.
-    """
-    return run_in_precision(
-        bench,
-        change.name,
-        first_layout,
-        in_float64,
-        interruptions=(change.interruption,),
-        resumed_processes=change.resumed_processes,
-    )
+def verdict_after_change(runs: ProcessRuns, change: ProcessCountChange) -> Verdict:
+    """Return the verdict on a run that is resumed on another number of processes."""
+    try:
+        pair = runs.pair_with_change(change)
+    except NoFloat64Error as problem:
+        return skipped_verdict(f"{change.phrase}: {problem}")
+    verdict = verdict_of(pair)
+    if verdict.passed:
+        return verdict
+    return named_after_change(change, verdict, causes_of_restored_parts(pair.variant))
 
 
-def verdict_about(
+def named_after_change(
     change: ProcessCountChange, verdict: Verdict, restored_parts: Sequence[Cause]
 ) -> Verdict:
     """Return a verdict on a change of the number of processes, whose texts begin with the change.
@@ -190,107 +124,10 @@ def verdict_about(
     )
 
 
-def judge_sharded_processes(bench: Bench) -> Verdict:
-    """Compare one process with two that shard the weights with FSDP2."""
-    layouts = update_layouts(bench)
-    environment = tuple(FSDP2_VARIABLES.items())
-    try:
-        sharded, in_float64 = run_on_two(bench, "sharded", layouts.distributed, environment)
-        single, layout = run_on_one(bench, layouts, sample_mixing_of(sharded), in_float64)
-    except NoFloat64Error as problem:
-        return skipped_verdict(str(problem))
-    pair = RunPair(single, sharded, layout, layouts.distributed)
-    verdict = verdict_of(pair)
-    if verdict.passed is False and not in_float64:
-        return verdict_with_accumulation(bench, pair, verdict)
-    return verdict
-
-
-def run_on_two(
-    bench: Bench,
-    name: str,
-    layout: UpdateLayout,
-    environment: tuple[tuple[str, str], ...] = (),
-) -> tuple[ObservedRun, bool]:
-    """Return the run on two processes, and whether it was computed in float64.
-
-    Batch norm amplifies rounding, so a model with batch norm is compared in float64.
-
-    Raises:
-        NoFloat64Error: the model has batch norm, and the run fails in float64 alone.
-        RunFailedError: the run fails in fp32.
-    """
-    run = run_with_layout(bench, name, layout, environment=environment)
-    mixing = sample_mixing_of(run)
-    if not mixing.layers or reason_to_skip(mixing) is not None:
-        return run, False
-    return run_in_float64(bench, name, layout, environment=environment), True
-
-
-def run_in_precision(
-    bench: Bench,
-    name: str,
-    layout: UpdateLayout,
-    in_float64: bool,
-    **options: Unpack[LayoutOptions],
-) -> ObservedRun:
-    """Return a run in float64 or in fp32; see `run_in_float64` for the errors."""
-    if in_float64:
-        return run_in_float64(bench, name, layout, **options)
-    return run_with_layout(bench, name, layout, **options)
-
-
-def run_in_float64(
-    bench: Bench, name: str, layout: UpdateLayout, **options: Unpack[LayoutOptions]
-) -> ObservedRun:
-    """Return a run in float64; see `run_with_layout`.
-
-    Raises:
-        NoFloat64Error: the run fails in float64 alone.
-        RunFailedError: the run fails in fp32, too.
-    """
-    try:
-        return run_with_layout(bench, name, layout, in_float64=True, **options)
-    except RunFailedError as problem:
-        run_with_layout(bench, name, layout, **options)  # raises an error if it fails in fp32, too
-        raise NoFloat64Error(
-            "batch norm amplifies rounding, so the updates have to be compared in float64, in "
-            f"which the recipe fails: {problem}"
-        ) from problem
-
-
-def run_on_one(
-    bench: Bench, layouts: UpdateLayouts, mixing: SampleMixing, in_float64: bool
-) -> tuple[ObservedRun, UpdateLayout]:
-    """Return the run on one process that is the baseline for two processes, and its layout.
-
-    A loss that compares samples with each other needs a larger batch instead of accumulation.
-    """
-    name = "divided"
-    layout = layouts.divided
-    if mixing.couples_samples:
-        name = "whole"
-        layout = layouts.whole
-    return run_in_precision(bench, name, layout, in_float64), layout
-
-
-def reason_to_skip(mixing: SampleMixing) -> str | None:
-    """Return why one process and two must make different updates; None if they need not."""
-    if "SyncBatchNorm" in mixing.layers:
-        return "SyncBatchNorm mixes the samples of all processes"
-    if mixing.layers and mixing.couples_samples:
-        layers = " and ".join(mixing.layers)
-        return (
-            f"the loss compares samples with each other, so one process needs a larger batch, in "
-            f"which {layers} has other statistics"
-        )
-    return None
-
-
 def verdict_of(pair: RunPair) -> Verdict:
     """Return the verdict on a run on two processes (the variant), compared with one on one."""
     mixing = sample_mixing_of(pair.variant)
-    reason = reason_to_skip(mixing)
+    reason = reason_processes_differ(mixing)
     if reason is not None:
         return skipped_verdict(reason)
     mixing_modules = mixing_modules_of(pair.variant)
@@ -320,7 +157,7 @@ def verdict_of(pair: RunPair) -> Verdict:
 
 def cause_of(pair: RunPair) -> Cause | None:
     """Return the cause that two processes make different updates from one; None if they agree."""
-    difference = pair.first_difference()
+    difference = pair.difference
     if difference is None:
         return cause_of_weights(pair)
     values = values_in_words(pair, difference)

@@ -12,10 +12,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from common.tools.prove import process_runs
 from common.tools.prove.bench import RunFailedError
 from common.tools.prove.checks import accumulation, processes
-from common.tools.prove.comparison import UpdateLayout, updates_of
+from common.tools.prove.comparison import updates_of
 from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LATER_WEIGHTS
+from common.tools.prove.layouts import UpdateLayout
 from common.tools.prove.pairs import RunPair
 from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import (
@@ -242,7 +244,7 @@ RUNS_IN_FLOAT64 = ("two-processes", "divided", "from-one-to-two", "from-two-to-o
 def test_batch_norm_is_compared_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All compared runs are in float64, and only the first one is launched in fp32, too."""
     runs = Runs(tmp_path, {})
-    monkeypatch.setattr(processes, "run_with_layout", runs)
+    monkeypatch.setattr(process_runs, "run_with_layout", runs)
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
     verdict = processes.judge_processes(bench)
     assert verdict.passed is True
@@ -256,7 +258,7 @@ def test_batch_norm_is_compared_in_float64(tmp_path: Path, monkeypatch: pytest.M
 def test_a_run_that_fails_in_float64_alone_is_not_compared(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "run_with_layout", Runs(tmp_path, {name: (True,)}))
+    monkeypatch.setattr(process_runs, "run_with_layout", Runs(tmp_path, {name: (True,)}))
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
     verdict = processes.judge_processes(bench)
     assert verdict.passed is None
@@ -268,7 +270,7 @@ def test_a_run_that_fails_in_fp32_too_fails_the_check(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check raises the error, and the proof reports it."""
-    monkeypatch.setattr(processes, "run_with_layout", Runs(tmp_path, {name: (True, False)}))
+    monkeypatch.setattr(process_runs, "run_with_layout", Runs(tmp_path, {name: (True, False)}))
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
     with pytest.raises(RunFailedError, match=f"{name} failed: expected Float"):
         processes.judge_processes(bench)
@@ -307,7 +309,7 @@ def test_runs_that_change_the_number_of_processes_are_compared(
         losses = (3.0, 2.0, 1.5 if name == wrong else 1.0)
         return run_with_layout(way, folder, losses=losses)
 
-    monkeypatch.setattr(processes, "run_with_layout", run_for)
+    monkeypatch.setattr(process_runs, "run_with_layout", run_for)
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
     verdict = processes.judge_processes(bench)
     assert verdict.passed is (wrong is None)
@@ -327,7 +329,9 @@ def test_a_resume_that_is_not_compared_is_reported(
     runs = {
         way: run_with_layout(way, tmp_path, mixing=COUPLED) for way in (WHOLE, DIVIDED, DISTRIBUTED)
     }
-    monkeypatch.setattr(processes, "run_with_layout", lambda bench, name, way, **options: runs[way])
+    monkeypatch.setattr(
+        process_runs, "run_with_layout", lambda bench, name, way, **options: runs[way]
+    )
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
     verdict = processes.judge_processes(bench)
     assert verdict.passed is True
@@ -418,7 +422,9 @@ def test_processes_leave_a_mistake_to_accumulation(
         DIVIDED: run_with_layout(DIVIDED, tmp_path),
         DISTRIBUTED: run_with_layout(DISTRIBUTED, tmp_path, norms=(1.0, 0.8, 0.6)),
     }
-    monkeypatch.setattr(processes, "run_with_layout", lambda bench, name, way, **options: runs[way])
+    monkeypatch.setattr(
+        process_runs, "run_with_layout", lambda bench, name, way, **options: runs[way]
+    )
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
     verdict = processes.judge_processes(bench)
     assert verdict.passed is False

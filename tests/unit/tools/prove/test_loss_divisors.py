@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from common.tools.prove.comparison import UpdateLayout
 from common.tools.prove.instruments.losses import LossObserver, divisor_of
+from common.tools.prove.layouts import UpdateLayout
 from common.tools.prove.loss_divisors import cause_of_divisor
 from common.tools.prove.pairs import RunPair
 from common.tools.prove.records.base import ObservedRecord
