@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from common.objective import Objective
-from common.tools.prove.outcomes import MEAN_METRICS, SplitPass, compare_figure, known_name
+from common.tools.prove.figure_comparison import compare_figure
+from common.tools.prove.outcome_figures import MEAN_METRICS, known_name
+from common.tools.prove.split_passes import SplitPass
 
 STANDARD_ERRORS = 2.0  # in the first run
 # In the longer run, a model that guesses gets a second chance. With two standard errors in both

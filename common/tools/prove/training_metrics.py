@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from common.tools.prove.checked_figures import CheckedFigures
-from common.tools.prove.outcomes import known_name
+from common.tools.prove.outcome_figures import known_name
 from common.tools.prove.records.instrument_records import TrainingLoss
 from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun
 from common.tools.prove.records.run_records import Recorded

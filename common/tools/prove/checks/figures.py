@@ -15,16 +15,16 @@ from common.run_directory.records import MetricsRow
 from common.run_directory.stored_run import StoredRun
 from common.tools.prove.bench import Bench
 from common.tools.prove.checked_figures import CheckedFigures, has_outcomes, numbers_in_words
+from common.tools.prove.figure_comparison import compare_figure
 from common.tools.prove.layouts import run_with_layout, update_layouts
-from common.tools.prove.outcomes import SplitPass, compare_figure, split_passes_of
 from common.tools.prove.records.instrument_records import (
     EvaluatedRows,
-    EvaluationLoss,
     LogInterval,
     TrainingMode,
 )
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.records.run_records import ObservedEvaluation, Recorded
+from common.tools.prove.split_passes import split_passes_of_evaluation
 from common.tools.prove.steady import steady_run
 from common.tools.prove.training_losses import ADVICE_OF_LOSS, checked_losses
 from common.tools.prove.training_metrics import checked_metrics
@@ -226,19 +226,6 @@ def logged_figures(run: ObservedRun, evaluated: ObservedEvaluation) -> dict[str,
     for name, value in evaluated.figures.items():
         figures[name] = number_or_nan(logged.get(f"{prefix}/{name}", value))
     return figures
-
-
-def split_passes_of_evaluation(run: ObservedRun, evaluated: ObservedEvaluation) -> list[SplitPass]:
-    """Return all passes of one evaluation over its split."""
-    evaluation = (evaluated.step, evaluated.phase, evaluated.split)
-    losses_by_rank: list[list[EvaluationLoss]] = []
-    for process in run.of_launch(0):
-        losses = []
-        for loss in process.of(EvaluationLoss):
-            if (loss.step, loss.phase, loss.split) == evaluation:
-                losses.append(loss)
-        losses_by_rank.append(losses)
-    return split_passes_of(losses_by_rank)
 
 
 def calls_model_several_times(run: ObservedRun, evaluated: ObservedEvaluation) -> bool:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from common.tools.prove.bench import Bench, RunSpec
-from common.tools.prove.checks.figures import split_passes_of_evaluation
 from common.tools.prove.flags import EPOCHS, whole_number
 from common.tools.prove.margins import (
     LONGER_STANDARD_ERRORS,
@@ -13,6 +12,7 @@ from common.tools.prove.margins import (
 )
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.records.run_records import ObservedEvaluation
+from common.tools.prove.split_passes import split_passes_of_evaluation
 from common.tools.prove.verdicts import Check, Verdict
 
 LONGER_FACTOR = 4  # the longer run has this many times the updates of the first run

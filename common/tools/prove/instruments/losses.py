@@ -25,7 +25,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from common.data.loader import Loader
 from common.data.samples import BatchesWithWork
 from common.data.workers import MicroBatches
-from common.tools.prove.outcomes import FIGURE_FUNCTIONS, outcomes_of_columns
+from common.tools.prove.outcome_figures import FIGURE_FUNCTIONS
+from common.tools.prove.outcomes import outcomes_of_columns
 from common.tools.prove.records.instrument_records import (
     DivisorKind,
     EvaluationLoss,

@@ -26,15 +26,10 @@ from common.tools.prove.checks.figures import (
     checked_speeds,
     verdict_of,
 )
+from common.tools.prove.figure_comparison import compare_figure
 from common.tools.prove.instruments.losses import IGNORED, LossObserver, means_of_outputs
-from common.tools.prove.outcomes import (
-    FIGURE_FUNCTIONS,
-    SampleOutcome,
-    SplitPass,
-    compare_figure,
-    macro_f1,
-    split_passes_of,
-)
+from common.tools.prove.outcome_figures import FIGURE_FUNCTIONS, macro_f1
+from common.tools.prove.outcomes import SampleOutcome
 from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import (
     EvaluationLoss,
@@ -43,6 +38,7 @@ from common.tools.prove.records.instrument_records import (
     TrainingMode,
 )
 from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.split_passes import SplitPass, split_passes_of
 from common.tools.prove.training_losses import checked_losses
 from common.tools.prove.training_metrics import checked_metrics
 from tests.unit.tools.prove.made_up_records import evaluated, recorded, run_with, started

@@ -18,9 +18,10 @@ from common.tools.prove.margins import (
     ObjectiveValue,
     improvement,
 )
-from common.tools.prove.outcomes import SampleOutcome, SplitPass
+from common.tools.prove.outcomes import SampleOutcome
 from common.tools.prove.records.base import ObservedRecord, Phase
 from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.split_passes import SplitPass
 from tests.unit.tools.prove.made_up_records import evaluated, run_with, started
 
 ACCURACY = Objective("accuracy", "max")
