@@ -17,7 +17,7 @@ from torch import nn
 
 from common.tools.prove.own_code import callers, is_own_frame, is_own_module
 from common.tools.prove.records.run_records import OF_RECIPE
-from common.tools.prove.value_search import ReachableValues, ValueSearch
+from common.tools.prove.value_search import Place, ReachableValues, ValueSearch
 
 
 class RecipeSearch:
@@ -52,13 +52,13 @@ class RecipeSearch:
                 continue
             function = caller.f_code.co_name
             for name, value in [*caller.f_locals.items()]:
-                search.visit(name, f"local variable of {function}()", value, depth=0)
+                search.visit(Place(name, f"local variable of {function}()"), value)
         for module_name, module in self.own_modules().items():
             is_recipe = module is sys.modules["__main__"]
             variable_text = OF_RECIPE if is_recipe else f"global variable of {module_name}.py"
             for name, value in [*vars(module).items()]:
                 if not name.startswith("__"):
-                    search.visit(f"{module_name}.{name}", variable_text, value, depth=0)
+                    search.visit(Place(f"{module_name}.{name}", variable_text), value)
         return search.reached
 
     def own_modules(self) -> dict[str, types.ModuleType]:

@@ -9,7 +9,7 @@ import random
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -50,9 +50,36 @@ SAMPLED_ELEMENTS = 2**16  # about how many elements of a larger array are read
 ARRAYS = (torch.Tensor, np.ndarray)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque, types.MappingProxyType)
 FUNCTIONS = (types.FunctionType, types.MethodType, partial)
-# A method of `ValueSearch`: it gets the path, the variable's description, the value and its depth.
-# Each method takes values of its own types, and `visitor_of` chooses the method by the type.
-Visitor = Callable[[str, str, Any, int], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a value: the variable where the search began, and the way from there."""
+
+    path: str  # such as ``ema.decay``
+    variable_text: str  # the variable in words, such as "local variable of main()"
+    depth: int = 0  # the number of steps from the variable to the value
+
+    def attribute(self, name: str) -> "Place":
+        """Return the place of an attribute; variables of a function count as its attributes."""
+        return Place(f"{self.path}.{name}", self.variable_text, self.depth + 1)
+
+    def item(self, key: str) -> "Place":
+        """Return the place of an item of a container.
+
+        Args:
+            key: the text of its key in the path.
+        """
+        return Place(f"{self.path}[{key}]", self.variable_text, self.depth + 1)
+
+    def hook(self, path: str) -> "Place":
+        """Return the place of a hook, which has this path."""
+        return Place(path, f"in a hook, {self.variable_text}", self.depth + 1)
+
+
+# A method of `ValueSearch`, which gets the place and the value. Each method takes values of its own
+# types, and `visitor_of` chooses the method by the type.
+Visitor = Callable[[Place, Any], None]
 
 
 @dataclass
@@ -62,16 +89,18 @@ class ReachableValues:
     digests: dict[str, str] = field(default_factory=dict)
     described: dict[str, Description] = field(default_factory=dict)
 
-    def add(self, path: str, value_type: ValueType, text: str, value: object) -> None:
-        """Add a value under a path, unless the path is taken.
+    def add(self, place: Place, value_type: ValueType, words: str, value: object) -> None:
+        """Add a value under its path, unless the path is taken.
 
         Args:
-            text: the text of the `Description`.
+            words: what the value is, such as its class. The text of the `Description` begins so.
             value: the value of which the digest is taken. It may be only a part of the value at the
-                path, such as its state.
+                place, such as its state.
         """
+        path = place.path
         if path not in self.digests:
             self.digests[path] = digest_of_state(value)
+            text = f"{words}, {place.variable_text}"
             self.described[path] = Description(type=value_type, text=text)
 
     def mark_attributes(self, known_paths: Collection[str]) -> None:
@@ -95,35 +124,28 @@ class ValueSearch:
     # The visited objects by id. The search keeps them alive, so their ids stay unique.
     visited: dict[int, object] = field(default_factory=dict)
 
-    def visit(self, path: str, variable_text: str, value: object, depth: int) -> None:
-        """Add a value, and visit the values in it.
-
-        Args:
-            variable_text: the variable at the beginning of the path, in words, such as "local
-                variable of main()".
-            depth: the number of steps from the variable to the value.
-        """
+    def visit(self, place: Place, value: object) -> None:
+        """Add a value, and visit the values in it."""
         if is_plain(value):
             value_type: ValueType = "text" if isinstance(value, str) else "other"
-            self.reached.add(path, value_type, f"{type(value).__name__}, {variable_text}", value)
+            self.reached.add(place, value_type, type(value).__name__, value)
             return
-        if self.is_left_out(value, depth):
+        if self.is_left_out(place, value):
             return
         self.visited[id(value)] = value
         state = state_of_random_generator(value)
         if state is not None:
-            text = f"random generator {class_name(value)}, {variable_text}"
-            self.reached.add(path, "generator", text, state)
+            self.reached.add(place, "generator", f"random generator {class_name(value)}", state)
             return
         visit = self.visitor_of(value)
-        visit(path, variable_text, value, depth)
+        visit(place, value)
 
-    def is_left_out(self, value: object, depth: int) -> bool:
+    def is_left_out(self, place: Place, value: object) -> bool:
         """Whether a value is too deep, was visited before, or can't hold state of the recipe.
 
         After `MAX_VALUES` values, all others are left out.
         """
-        if depth > MAX_DEPTH or len(self.visited) > MAX_VALUES or id(value) in self.visited:
+        if place.depth > MAX_DEPTH or len(self.visited) > MAX_VALUES or id(value) in self.visited:
             return True
         return can_hold_no_state(value) or value is self.run
 
@@ -147,64 +169,51 @@ class ValueSearch:
             return self.visit_iterator
         return self.visit_object
 
-    def visit_array(
-        self, path: str, variable_text: str, value: torch.Tensor | np.ndarray, depth: int
-    ) -> None:
+    def visit_array(self, place: Place, value: torch.Tensor | np.ndarray) -> None:
         """Add the elements of a tensor or an array; of a large one, only a sample."""
-        self.reached.add(path, "other", f"{class_name(value)}, {variable_text}", sample_of(value))
+        self.reached.add(place, "other", class_name(value), sample_of(value))
 
-    def visit_file(self, path: str, variable_text: str, value: io.IOBase, depth: int) -> None:
+    def visit_file(self, place: Place, value: io.IOBase) -> None:
         """Add the position of an open file."""
-        text = f"position of an open file, {variable_text}"
-        self.reached.add(path, "file", text, position_of_file(value))
+        self.reached.add(place, "file", "position of an open file", position_of_file(value))
 
     def visit_python_generator(
-        self,
-        path: str,
-        variable_text: str,
-        value: "types.GeneratorType[object, object, object]",
-        depth: int,
+        self, place: Place, value: "types.GeneratorType[object, object, object]"
     ) -> None:
         """Add the position of a generator.
 
         If its function is the recipe's, visit its local variables too.
         """
-        self.visit_iterator(path, variable_text, value, depth)
+        self.visit_iterator(place, value)
         frame = value.gi_frame  # None after the end of the function
         if frame is not None and is_own_module(frame.f_globals["__name__"]):
-            self.visit_all(path, variable_text, frame.f_locals, depth)
+            self.visit_all(place, frame.f_locals)
 
-    def visit_iterator(
-        self, path: str, variable_text: str, value: Iterator[object], depth: int
-    ) -> None:
+    def visit_iterator(self, place: Place, value: Iterator[object]) -> None:
         """Add the position of an iterator, and visit the iterators that it reads."""
-        text = f"position of an iterator {class_name(value)}, {variable_text}"
-        self.reached.add(path, "iterator", text, position_of_iterator(value))
+        words = f"position of an iterator {class_name(value)}"
+        self.reached.add(place, "iterator", words, position_of_iterator(value))
         contents = contents_of_iterator(value)
         # Only the iterators are numbered. The number of other contents changes when the search
         # reads the variables of a generator.
         iterators = [content for content in contents if isinstance(content, Iterator)]
         for number, iterator in enumerate(iterators):
-            self.visit(f"{path}[{number}]", variable_text, iterator, depth + 1)
+            self.visit(place.item(str(number)), iterator)
 
-    def visit_class(self, path: str, variable_text: str, value: type, depth: int) -> None:
+    def visit_class(self, place: Place, value: type) -> None:
         """Visit the attributes of a class, if it is the recipe's own."""
         if is_own_module(value.__module__):
             attributes = {
                 name: item for name, item in vars(value).items() if not name.startswith("__")
             }
-            self.visit_all(path, variable_text, attributes, depth)
+            self.visit_all(place, attributes)
 
-    def visit_all(
-        self, path: str, variable_text: str, values: Mapping[str, object], depth: int
-    ) -> None:
+    def visit_all(self, place: Place, values: Mapping[str, object]) -> None:
         """Visit attributes or variables by name."""
         for name, value in [*values.items()]:
-            self.visit(f"{path}.{name}", variable_text, value, depth + 1)
+            self.visit(place.attribute(name), value)
 
-    def visit_container(
-        self, path: str, variable_text: str, value: Collection[object], depth: int
-    ) -> None:
+    def visit_container(self, place: Place, value: Collection[object]) -> None:
         """Add a container of plain values as a whole, and visit the items of other containers.
 
         Of a container of other values, add the length. If it is a set or has more than `MAX_ITEMS`
@@ -215,36 +224,35 @@ class ValueSearch:
         if isinstance(value, Mapping):
             items = value.values()
             pairs = value.items()
-        text = f"{type(value).__name__}, {variable_text}"
+        words = type(value).__name__
         if all(map(is_plain, items)):
             # A digest of a deque would cover only its type.
             contents = [*value] if isinstance(value, deque) else value
-            self.reached.add(path, "other", text, contents)
+            self.reached.add(place, "other", words, contents)
             return
-        self.reached.add(path, "other", f"length of a {text}", len(value))
+        self.reached.add(place, "other", f"length of a {words}", len(value))
         if len(value) > MAX_ITEMS or isinstance(value, (set, frozenset)):
             return
         for number, (key, item) in enumerate([*pairs]):
-            item_path = f"{path}[{key_in_path(key, number)}]"
-            self.visit(item_path, variable_text, item, depth + 1)
+            self.visit(place.item(key_in_path(key, number)), item)
 
-    def visit_module(self, path: str, variable_text: str, module: nn.Module, depth: int) -> None:
+    def visit_module(self, place: Place, module: nn.Module) -> None:
         """Add the weights of a network that is not kept, and values that its state_dict lacks."""
         if id(module) not in self.kept:
-            text = f"network {class_name(module)}, {variable_text}"
-            self.reached.add(path, "network", text, module.state_dict())
+            words = f"network {class_name(module)}"
+            self.reached.add(place, "network", words, module.state_dict())
         new_modules = {}
         for name, submodule in module.named_modules():
             if submodule is module or id(submodule) not in self.visited:
-                new_modules[path_of_submodule(path, name)] = submodule
+                new_modules[path_of_submodule(place.path, name)] = submodule
         # Visit no submodule or tensor of the network again: all are added here, or checkpoints hold
         # them.
         for part in [*module.modules(), *module.parameters(), *module.buffers()]:
             self.visited.setdefault(id(part), part)
         for inner_path, submodule in new_modules.items():
-            self.visit_submodule(inner_path, variable_text, submodule, depth)
+            self.visit_submodule(replace(place, path=inner_path), submodule)
 
-    def visit_submodule(self, path: str, variable_text: str, module: nn.Module, depth: int) -> None:
+    def visit_submodule(self, place: Place, module: nn.Module) -> None:
         """Add the values of a module alone that its state_dict lacks.
 
         These are buffers with persistent=False, settings such as `requires_grad`, attributes, and
@@ -253,15 +261,15 @@ class ValueSearch:
         for name in sorted(module._non_persistent_buffers_set):
             buffer = module._buffers.get(name)
             if buffer is not None:
-                text = f"buffer of a network with persistent=False, {variable_text}"
-                self.reached.add(f"{path}.{name}", "buffer", text, buffer)
+                words = "buffer of a network with persistent=False"
+                self.reached.add(place.attribute(name), "buffer", words, buffer)
         for name, (words, setting) in settings_of(module).items():
-            self.reached.add(f"{path}.{name}", "setting", f"{words}, {variable_text}", setting)
-        self.visit_all(path, variable_text, attributes_beside_state(module), depth)
-        for hook_path, hook in hooks_of_module(path, module):
-            self.visit(hook_path, f"in a hook, {variable_text}", hook, depth + 1)
+            self.reached.add(place.attribute(name), "setting", words, setting)
+        self.visit_all(place, attributes_beside_state(module))
+        for hook_path, hook in hooks_of_module(place.path, module):
+            self.visit(place.hook(hook_path), hook)
 
-    def visit_stateful(self, path: str, variable_text: str, value: Stateful, depth: int) -> None:
+    def visit_stateful(self, place: Place, value: Stateful) -> None:
         """Add the state of an object that has state_dict, unless checkpoints hold it.
 
         In any case, visit its attributes and what it wraps, because its state_dict may lack some of
@@ -269,46 +277,42 @@ class ValueSearch:
         """
         is_kept = id(value) in self.kept
         if not is_kept:
-            text = f"{class_name(value)} with state_dict, {variable_text}"
-            self.reached.add(path, "stateful", text, value.state_dict())
+            words = f"{class_name(value)} with state_dict"
+            self.reached.add(place, "stateful", words, value.state_dict())
         known_paths = set(self.reached.described)
         if isinstance(value, torch.optim.Optimizer):
-            self.visit_all(path, variable_text, attributes_of_optimizer(value), depth)
+            self.visit_all(place, attributes_of_optimizer(value))
         else:
-            self.visit_object(path, variable_text, value, depth)
+            self.visit_object(place, value)
         if is_kept:
             self.reached.mark_attributes(known_paths)
         if isinstance(value, torch.optim.Optimizer):
-            for hook_path, hook in hooks_of_optimizer(path, value):
-                self.visit(hook_path, f"in a hook, {variable_text}", hook, depth + 1)
-        self.visit_all(path, variable_text, wrapped_objects(value), depth)
+            for hook_path, hook in hooks_of_optimizer(place.path, value):
+                self.visit(place.hook(hook_path), hook)
+        self.visit_all(place, wrapped_objects(value))
 
     def visit_function(
-        self,
-        path: str,
-        variable_text: str,
-        value: types.FunctionType | types.MethodType | partial[object],
-        depth: int,
+        self, place: Place, value: types.FunctionType | types.MethodType | partial[object]
     ) -> None:
         """Visit the values that a function of the recipe keeps from call to call."""
         if isinstance(value, types.MethodType):
-            self.visit(path, variable_text, value.__self__, depth)
+            self.visit(place, value.__self__)
         elif isinstance(value, partial):
-            self.visit(f"{path}.func", variable_text, value.func, depth + 1)
-            self.visit(f"{path}.args", variable_text, value.args, depth + 1)
-            self.visit(f"{path}.keywords", variable_text, value.keywords, depth + 1)
+            self.visit(place.attribute("func"), value.func)
+            self.visit(place.attribute("args"), value.args)
+            self.visit(place.attribute("keywords"), value.keywords)
         elif is_own_module(value.__module__ or ""):
-            self.visit(f"{path}.__defaults__", variable_text, value.__defaults__, depth + 1)
-            self.visit(f"{path}.__kwdefaults__", variable_text, value.__kwdefaults__, depth + 1)
-            self.visit_all(path, variable_text, vars(value), depth)
+            self.visit(place.attribute("__defaults__"), value.__defaults__)
+            self.visit(place.attribute("__kwdefaults__"), value.__kwdefaults__)
+            self.visit_all(place, vars(value))
             for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 try:
                     content = cell.cell_contents
                 except ValueError:  # the variable has no value yet
                     continue
-                self.visit(f"{path}.{name}", variable_text, content, depth + 1)
+                self.visit(place.attribute(name), content)
 
-    def visit_object(self, path: str, variable_text: str, value: object, depth: int) -> None:
+    def visit_object(self, place: Place, value: object) -> None:
         """Visit the attributes of an object, if its class is the recipe's own.
 
         Data sets and `SimpleNamespace` are visited as well. Any other object is left out.
@@ -324,7 +328,7 @@ class ValueSearch:
             for name in names:
                 if hasattr(value, name):
                     attributes.setdefault(name, getattr(value, name))
-        self.visit_all(path, variable_text, attributes, depth)
+        self.visit_all(place, attributes)
 
 
 def is_plain(value: object) -> bool:
