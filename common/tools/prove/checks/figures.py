@@ -17,6 +17,7 @@ from common.tools.prove.bench import Bench
 from common.tools.prove.checked_figures import CheckedFigures, has_outcomes, numbers_in_words
 from common.tools.prove.figure_comparison import compare_figure
 from common.tools.prove.layouts import run_with_layout, update_layouts
+from common.tools.prove.measured_runs import steady_run
 from common.tools.prove.records.instrument_records import (
     EvaluatedRows,
     LogInterval,
@@ -25,7 +26,6 @@ from common.tools.prove.records.instrument_records import (
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.records.run_records import ObservedEvaluation, Recorded
 from common.tools.prove.split_passes import split_passes_of_evaluation
-from common.tools.prove.steady import steady_run
 from common.tools.prove.training_losses import ADVICE_OF_LOSS, checked_losses
 from common.tools.prove.training_metrics import checked_metrics
 from common.tools.prove.verdicts import Cause, Check, Verdict, failed_verdict

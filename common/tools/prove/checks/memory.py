@@ -7,6 +7,7 @@ from statistics import fmean, median
 
 from common.tools.prove.bench import Bench
 from common.tools.prove.instruments.holders import NO_HOLDER
+from common.tools.prove.measured_runs import eventful_run, steady_run
 from common.tools.prove.records.instrument_records import (
     GrowingContainer,
     GrowingGraph,
@@ -14,7 +15,6 @@ from common.tools.prove.records.instrument_records import (
     MemoryInUse,
 )
 from common.tools.prove.records.observed_run import ObservedRun
-from common.tools.prove.steady import eventful_run, steady_run
 from common.tools.prove.verdicts import Check, Verdict
 
 MEBIBYTE = 2**20

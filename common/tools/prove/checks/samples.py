@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from common.system.wording import counted
 from common.tools.prove.bench import Bench, RunFailedError
-from common.tools.prove.checks.resuming import interrupted_spec
+from common.tools.prove.interrupted_run import interrupted_spec
 from common.tools.prove.layouts import run_with_layout, update_layouts
 from common.tools.prove.records.instrument_records import (
     EvaluatedRows,

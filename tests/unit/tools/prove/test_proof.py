@@ -18,7 +18,7 @@ from common.run_directory.code_tree import collect_tree
 from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, MetricsRow, Provenance
 from common.storage.json_files import write_json
 from common.tools.prove.checks import CHECKS
-from common.tools.prove.checks.resuming import MANNERS, draw_interruptions, missing_manners
+from common.tools.prove.checks.resuming import missing_manners
 from common.tools.prove.command import main, read_command_line
 from common.tools.prove.few_samples import FewEvaluationSamples, FewTrainingSamples, limited_order
 from common.tools.prove.flags import (
@@ -31,6 +31,7 @@ from common.tools.prove.flags import (
     parse_flags,
     proof_flags,
 )
+from common.tools.prove.interrupted_run import MANNERS, draw_interruptions
 from common.tools.prove.proof import (
     NOT_REPEATABLE,
     REPEAT_FIRST,

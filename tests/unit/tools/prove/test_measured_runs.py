@@ -9,7 +9,7 @@ import pytest
 
 from common.command_line.parsing import parse_config
 from common.tools.prove.bench import RunSpec
-from common.tools.prove.steady import MIN_UPDATES, eventful_run
+from common.tools.prove.measured_runs import MIN_UPDATES, eventful_run
 from examples.averaged import Config
 
 
