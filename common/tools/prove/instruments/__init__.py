@@ -1,5 +1,6 @@
 """Instruments: observers for single checks, in addition to `RunObserver`; see `prove.session`.
 
-Four modules are no instruments: `graphs` and `holders` are parts of `memory`, and `host_storages`
-and `wait_frames` are parts of `waits`.
+Five modules are no instruments. `graphs` and `holders` are parts of `memory`, `loss_calls` is a
+part of `losses`, and `host_storages` of `waits`. Both `waits` and `changed_gradients` use
+`wait_frames`.
 """

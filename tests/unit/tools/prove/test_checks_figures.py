@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
+from torch.nn import functional as F
 
 from common.metric_names import THROUGHPUT
 from common.tools.prove.checked_figures import CheckedFigures
@@ -27,7 +28,7 @@ from common.tools.prove.checks.figures import (
     verdict_of,
 )
 from common.tools.prove.figure_comparison import compare_figure
-from common.tools.prove.instruments.losses import IGNORED, LossObserver, means_of_outputs
+from common.tools.prove.instruments.loss_calls import LossCall
 from common.tools.prove.outcome_figures import FIGURE_FUNCTIONS, macro_f1
 from common.tools.prove.outcomes import SampleOutcome
 from common.tools.prove.records.base import ObservedRecord
@@ -384,11 +385,11 @@ def test_metrics_of_training_are_computed_again(
 def test_outputs_of_a_micro_batch_give_means() -> None:
     logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0], [1.0, 0.0]])
     labels = torch.tensor([0, 1, 1, 0])
-    means = means_of_outputs("cross_entropy", logits, labels, IGNORED)
+    means = LossCall(F.cross_entropy, logits, labels).means()
     assert means == {"accuracy": 0.75, "error": 0.25}
-    errors = means_of_outputs("mse_loss", torch.tensor([1.0, 3.0]), torch.zeros(2), IGNORED)
+    errors = LossCall(F.mse_loss, torch.tensor([1.0, 3.0]), torch.zeros(2)).means()
     assert errors == {"mse": 5.0, "mae": 2.0}
-    soft = means_of_outputs("cross_entropy", logits, torch.full((4, 2), 0.5), IGNORED)
+    soft = LossCall(F.cross_entropy, logits, torch.full((4, 2), 0.5)).means()
     assert soft == {}, "mixed labels have no right class"
 
 
@@ -396,32 +397,28 @@ def test_outputs_of_a_micro_batch_give_means() -> None:
 def test_losses_with_ignored_labels_are_not_computed_again(ignored: int) -> None:
     """A batch's loss is then not the mean over its samples, whichever label the recipe ignores."""
     logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0]])
-    observer = LossObserver(None)  # type: ignore[arg-type]
     named: dict[str, object] = {"ignore_index": ignored}
     for labels in (torch.tensor([1, ignored]), torch.tensor([1, 1])):
-        losses = observer.losses_of_samples(
-            torch.nn.functional.cross_entropy, logits, labels, ignored, (), named
-        )
-        means = means_of_outputs("cross_entropy", logits, labels, ignored)
+        call = LossCall(F.cross_entropy, logits, labels, named=named)
         is_ignored = ignored in labels.tolist()
-        assert (losses is None) == is_ignored
-        assert (means == {}) == is_ignored
+        assert (call.losses_of_samples() is None) == is_ignored
+        assert (call.means() == {}) == is_ignored
 
 
 def test_accuracy_of_several_binary_outputs_is_unknown() -> None:
     """It may be the share of right outputs, or of samples whose outputs are all right."""
-    for name in ("binary_cross_entropy_with_logits", "binary_cross_entropy"):
+    for function in (F.binary_cross_entropy_with_logits, F.binary_cross_entropy):
         for shape in ((4,), (4, 1)):
-            means = means_of_outputs(name, torch.full(shape, 0.9), torch.ones(shape), IGNORED)
-            assert means["accuracy"] == 1.0
-        several = means_of_outputs(name, torch.full((4, 2), 0.9), torch.ones(4, 2), IGNORED)
-        assert several == {}
+            call = LossCall(function, torch.full(shape, 0.9), torch.ones(shape))
+            assert call.means()["accuracy"] == 1.0
+        several = LossCall(function, torch.full((4, 2), 0.9), torch.ones(4, 2))
+        assert several.means() == {}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_outputs_that_are_not_finite_give_large_means(value: float) -> None:
     """A model that diverges must not make its observation fail."""
-    means = means_of_outputs("mse_loss", torch.tensor([value, value]), torch.zeros(2), IGNORED)
+    means = LossCall(F.mse_loss, torch.tensor([value, value]), torch.zeros(2)).means()
     assert {name: abs(mean) for name, mean in means.items()} == {"mse": 1e150, "mae": 1e150}
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from common.tools.prove.instruments.losses import LossObserver, divisor_of
+from common.tools.prove.instruments.loss_calls import divisor_of
+from common.tools.prove.instruments.losses import LossObserver
 from common.tools.prove.layouts import UpdateLayout
 from common.tools.prove.loss_divisors import cause_of_divisor
 from common.tools.prove.pairs import RunPair
