@@ -26,7 +26,7 @@ from common.tools.tune.settings import SearchSettings
 def main(words: Sequence[str] | None = None) -> None:
     """Run the search that the command line describes, or the rest of a search that was stopped."""
     directory, settings = read_command_line([*(sys.argv[1:] if words is None else words)])
-    from common.tools.tune.search import run_search  # loads Optuna, which --help does not need
+    from common.tools.tune.starting import run_search  # loads Optuna, which --help does not need
 
     run_search(directory, settings)
 

@@ -6,7 +6,7 @@ Where the two disagree, the directories are right, and the study must be rebuilt
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -273,24 +273,3 @@ def put_aside(file: Path) -> Path:
             rename_path(file, renamed_path)
             return renamed_path
     raise AssertionError("a number is always free")
-
-
-def resolved_words(recipe: Recipe, run: RunRecord) -> list[str]:
-    """Return the flags that state what a run chose for ``auto``, such as data set and precision.
-
-    With these flags, a repetition makes the same choices wherever it runs.
-    """
-    stated = stated_flags(run)
-    # A run keeps the precision that it chose with its environment, and other choices as flags.
-    resolved = {**run.flags, "mixed_precision": run.saved_config.environment.mixed_precision}
-    words: list[str] = []
-    for name in (field.name for field in fields(recipe.config_class)):
-        # The run chose the value of `auto`, and of a --dataset-config that nobody stated.
-        run_chose = stated.get(name) == "auto" or (
-            name == "dataset_config" and not stated.get(name)
-        )
-        value = resolved.get(name)
-        # There is nothing to state if the run kept `auto`, or if the data set has no configuration.
-        if run_chose and isinstance(value, str) and value != "auto":
-            words += [spelled(name), value]
-    return words

@@ -25,7 +25,8 @@ from common.objective import Objective
 from common.tools.recipe import load_recipe
 from common.tools.tune.command import main, read_command_line
 from common.tools.tune.records import read_settings, write_settings
-from common.tools.tune.search import Search, report_on_search
+from common.tools.tune.report import report_on_search
+from common.tools.tune.search import Search
 from common.tools.tune.settings import SearchSettings
 from common.tools.tune.space import Distribution, command_words, parse_space
 from common.tools.tune.study import finished_trials, open_study
