@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from common.system.wording import counted, listed
+from common.system.wording import listed
+from common.tools.reproduce.compared_run import ComparedRun
+from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
+from common.tools.reproduce.comparison_in_words import fact_in_words
 from common.tools.reproduce.receipt import (
     FactDifference,
-    FigureDifference,
     FinalCompared,
     Result,
     RowsCompared,
@@ -29,6 +31,33 @@ class Conclusion:
     exit_status: int
     explanation: str
     differences: list[FactDifference]  # the facts in which the runs differ
+
+
+def draw_conclusion(
+    old: ComparedRun,
+    new: ComparedRun,
+    differences: Sequence[FactDifference],
+    tolerance: float | None,
+) -> Conclusion:
+    """Compare both runs, and return the result with its explanation.
+
+    Args:
+        differences: the facts in which the runs differ.
+        tolerance: the relative tolerance for the final figures; see `compare_final`.
+    """
+    rows = compare_rows(old, new)
+    weights = compare_weights(old, new)
+    final = compare_final(old, new, tolerance)
+    result = result_of(rows, weights, final, differences)
+    return Conclusion(
+        rows=rows,
+        weights=weights,
+        final=final,
+        result=result,
+        exit_status=exit_status_of(old, result, differences),
+        explanation=explanation_of(old, result, weights, differences),
+        differences=[*differences],
+    )
 
 
 def are_bits_equal(rows: RowsCompared, weights: WeightsCompared, final: FinalCompared) -> bool:
@@ -73,43 +102,37 @@ def result_of(
     return "beyond tolerance"
 
 
-def exit_status_of(
-    result: Result,
-    differences: Sequence[FactDifference],
-    nondeterministic_device: str | None,
-) -> int:
+def exit_status_of(old: ComparedRun, result: Result, differences: Sequence[FactDifference]) -> int:
     """Return the exit status of the command; 0 means that the run was reproduced.
 
     Bits that differ without a known cause are a failure, however small the difference is.
 
     Args:
+        old: the old run. Its device may round differently in each run.
         differences: the facts that differ.
-        nondeterministic_device: see `ComparedRun.nondeterministic_device`.
     """
     if result == "equal bits":
         return 0
     if result == "another experiment":
         return ANOTHER_EXPERIMENT
     has_known_cause = any(difference.changes_bits for difference in differences)
-    if not has_known_cause and nondeterministic_device is None:
+    if not has_known_cause and old.nondeterministic_device is None:
         return UNEXPLAINED
     return 0 if result == "within tolerance" else BEYOND_TOLERANCE
 
 
 def explanation_of(
+    old: ComparedRun,
     result: Result,
     weights: WeightsCompared,
     differences: Sequence[FactDifference],
-    gaps: Sequence[str],
-    nondeterministic_device: str | None,
 ) -> str:
     """Return a sentence that names the causes of the result, or says that no fact explains it.
 
     Args:
+        old: the old run. Its gaps and its device may explain the result.
         weights: the comparison of the weights. If they are equal, training is not the cause.
         differences: the facts that differ, the likelier causes first.
-        gaps: sentences on what the old run did not record.
-        nondeterministic_device: see `ComparedRun.nondeterministic_device`.
     """
     causes = [fact_in_words(difference) for difference in differences if difference.changes_bits]
     if result == "equal bits":
@@ -125,14 +148,11 @@ def explanation_of(
         return f"this explains it: {causes[0]}"
     if causes:
         return f"one or several of these explain it: {'; '.join(causes)}"
-    return unexplained_in_words(weights, differences, gaps, nondeterministic_device)
+    return unexplained_in_words(old, weights, differences)
 
 
 def unexplained_in_words(
-    weights: WeightsCompared,
-    differences: Sequence[FactDifference],
-    gaps: Sequence[str],
-    nondeterministic_device: str | None,
+    old: ComparedRun, weights: WeightsCompared, differences: Sequence[FactDifference]
 ) -> str:
     """Return a sentence for bits that differ although no fact that changes bits does.
 
@@ -145,11 +165,12 @@ def unexplained_in_words(
     if differences:
         others = listed([fact_in_words(difference) for difference in differences])
         sentence = f"the only facts that differ should change no bits ({others})"
+    gaps = old.gaps()
     if gaps:
         sentence += f", as far as the run recorded them ({'; '.join(gaps)})"
-    if nondeterministic_device is not None:
+    if old.nondeterministic_device is not None:
         return (
-            f"{sentence}; this may explain it: both runs trained on {nondeterministic_device} "
+            f"{sentence}; this may explain it: both runs trained on {old.nondeterministic_device} "
             "without --deterministic, and its kernels may then round differently in each run"
         )
     if gaps:
@@ -165,91 +186,3 @@ def unexplained_in_words(
         f"{sentence}, so {alternative}the recipe does something that its seed does not fix "
         "(recipes prove looks for it)"
     )
-
-
-def fact_in_words(difference: FactDifference) -> str:
-    """Return a differing fact as a clause, such as "--seed was 0 and is 1"."""
-    return f"{difference.fact} was {difference.before} and is {difference.now}"
-
-
-def figure_in_words(difference: FigureDifference) -> str:
-    """Return a differing figure with both values, in full precision."""
-    before = number_in_words(difference.before)
-    return f"{difference.figure} {before} and now {number_in_words(difference.now)}"
-
-
-def number_in_words(value: float | None) -> str:
-    """Return a figure in full precision. None stands for NaN, or for a figure that a run lacks."""
-    return "NaN or missing" if value is None else repr(value)
-
-
-def rows_in_words(rows: RowsCompared) -> str:
-    """Return a text on the first difference between the rows, and on the same figure at the end.
-
-    The text also says how many rows are equal if all are, how many are missing, and of how many the
-    training figures were left out.
-    """
-    remarks = ""
-    if rows.missing:
-        count = counted(len(rows.missing), "row is", "rows are")
-        remarks += f"; {count} missing, the first of update {rows.missing[0]}"
-    if rows.left_out:
-        remarks += f"; {left_out_in_words(rows.left_out)}"
-    if rows.first is None or rows.at_end is None:
-        return f"{counted(rows.rows, 'row is', 'rows are')} equal{remarks}"
-    text = f"first difference in the row of update {rows.first.update}: "
-    text += figure_in_words(rows.first)
-    if rows.previous_update is not None:
-        text += f" (the row of update {rows.previous_update} is equal)"
-    if rows.at_end.update != rows.first.update:
-        text += f"; at update {rows.at_end.update}: {figure_in_words(rows.at_end)}"
-    return f"{text}{remarks}"
-
-
-def left_out_in_words(steps: Sequence[int]) -> str:
-    """Return a clause on rows whose training figures were not compared.
-
-    Args:
-        steps: the updates of these rows, at least one.
-    """
-    rows = counted(len(steps), "row")
-    return f"training figures of {rows} not compared, because --log-every sets other log lines"
-
-
-def weights_in_words(weights: WeightsCompared) -> str:
-    """Return a text on the first checkpoint that differs, and on the exported weights."""
-    if weights.first_differing is not None:
-        files = ", ".join(weights.differing_files)
-        text = f"the checkpoint of update {weights.first_differing} differs ({files})"
-    elif weights.checkpoints:
-        text = f"{counted(weights.checkpoints, 'checkpoint is', 'checkpoints are')} equal"
-    else:
-        text = "no checkpoint can be compared"
-    if weights.exported_is_equal is None:
-        return f"{text}; there are no exported weights to compare"
-    if weights.exported_is_equal:
-        return f"{text}; the exported weights are equal"
-    return f"{text}; the exported weights differ: {weights.exported_difference}"
-
-
-def figure_text(value: float | None) -> str:
-    """Return a final figure with six digits. None stands for NaN, or for a missing figure."""
-    return "NaN or missing" if value is None else f"{value:.6g}"
-
-
-def final_in_words(final: FinalCompared) -> str:
-    """Return a text on the largest difference of the final figures, and on the tolerance."""
-    if final.largest is None:
-        return "there are no final figures to compare"
-    if final.largest_difference == 0:
-        return "all final figures are equal"
-    before, now = (figure_text(value) for value in final.figures[final.largest])
-    distance = "unknown" if final.largest_difference is None else f"{final.largest_difference:.2g}"
-    verdict = "within" if final.is_within_tolerance else "beyond"
-    text = (
-        f"{final.largest} differs most, {before} and now {now} (by {distance}): {verdict} the "
-        f"tolerance of {final.allowed[final.largest]:.2g}"
-    )
-    if final.samples is not None:
-        return f"{text}, two standard errors with {final.samples:,} samples"
-    return text

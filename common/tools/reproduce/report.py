@@ -9,13 +9,13 @@ from common.storage.digests import shown_digest
 from common.system.platforms import shown_path
 from common.system.wording import counted
 from common.tools.reproduce.compared_run import ComparedRun
-from common.tools.reproduce.conclusion import (
-    Conclusion,
+from common.tools.reproduce.comparison_in_words import (
     final_in_words,
     left_out_in_words,
     rows_in_words,
     weights_in_words,
 )
+from common.tools.reproduce.conclusion import Conclusion
 from common.tools.reproduce.facts import VERSION_OF
 from common.tools.reproduce.receipt import RECEIPT, FactDifference, Reproduction
 

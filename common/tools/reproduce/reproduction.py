@@ -1,36 +1,24 @@
 """Trains an old run again, compares both, and writes the receipt."""
 
-import platform
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from common.console import say, warn
 from common.console.messages import CONSOLE
 from common.errors import UserError
 from common.failures.sentences import writing
-from common.run_directory.provenance import machine_facts
-from common.run_directory.records import CONFIG, Attempt, RunConfig, Source
-from common.storage.digests import sha256_of_file
+from common.run_directory.records import CONFIG
 from common.system.clock import current_time
-from common.system.devices import device_name
 from common.system.platforms import command_line, shown_path
-from common.system.processor import processor_kind
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.launching.stopping import stoppable
 from common.tools.reproduce.code import RestoredCode, code_of_run
 from common.tools.reproduce.compared_run import ComparedRun, read_compared_run, read_old_run
-from common.tools.reproduce.comparison import compare_final, compare_rows, compare_weights
-from common.tools.reproduce.conclusion import (
-    Conclusion,
-    exit_status_of,
-    explanation_of,
-    fact_in_words,
-    result_of,
-)
+from common.tools.reproduce.comparison_in_words import fact_in_words
+from common.tools.reproduce.conclusion import Conclusion, draw_conclusion
+from common.tools.reproduce.expected_run import expected_new_run
 from common.tools.reproduce.fact_differences import differences_of
 from common.tools.reproduce.launching import command_of, environment_of, shown_command
 from common.tools.reproduce.receipt import (
@@ -194,57 +182,6 @@ def begin(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
     return receipt
 
 
-def expected_new_run(old: ComparedRun, code: RestoredCode) -> ComparedRun:
-    """Return the records of the new run, as far as they are known before it starts.
-
-    The others are those of the old run, so that they do not count as differences.
-    """
-    return replace(
-        old,
-        saved_config=expected_config(old, code),
-        attempts=[expected_attempt(old.attempt, code)],
-    )
-
-
-def expected_config(old: ComparedRun, code: RestoredCode) -> RunConfig:
-    """Return the old run's `config.json` with this machine's device and Python.
-
-    The digest of the recipe is that of the restored code, which may be the current code.
-    """
-    old_config = old.saved_config
-    device = torch.device("cpu")
-    if old_config.environment.device_type != "cpu":
-        device = torch.accelerator.current_accelerator() or device
-    current_facts = {
-        "device": device_name(device),
-        "device_type": device.type,
-        "python": platform.python_version(),
-    }
-    # The new run gets this variable too. Its instructions then differ from those of this process.
-    if "ATEN_CPU_CAPABILITY" not in old.attempt.variables:
-        capability = torch.backends.cpu.get_cpu_capability()
-        current_facts["processor"] = processor_kind(capability)
-    environment = old_config.environment.model_copy(update=current_facts)
-    source = Source(sha256=sha256_of_file(code.recipe), changes=old_config.source.changes)
-    return old_config.model_copy(update={"environment": environment, "source": source})
-
-
-def expected_attempt(old_attempt: Attempt, code: RestoredCode) -> Attempt:
-    """Return the attempt that the new run will record, with this machine and the restored code."""
-    # The new run gets the variables of the old one: see `environment_of`. Other facts that are not
-    # known before it starts are also taken from the old run.
-    machine = replace(machine_facts(), variables=old_attempt.variables)
-    return Attempt(
-        **vars(machine),
-        global_step=0,
-        trees=code.trees,
-        imported=old_attempt.imported,
-        world_size=old_attempt.world_size,
-        threads_per_process=old_attempt.threads_per_process,
-        mixed_precision=old_attempt.mixed_precision,
-    )
-
-
 def train(
     request: ReproductionRequest,
     old: ComparedRun,
@@ -321,35 +258,6 @@ def is_far_enough(output: Path, old: ComparedRun) -> bool:
     if new.stored.is_complete:
         return True
     return not old.stored.is_complete and new.last_step >= old.last_step
-
-
-def draw_conclusion(
-    old: ComparedRun,
-    new: ComparedRun,
-    differences: Sequence[FactDifference],
-    tolerance: float | None,
-) -> Conclusion:
-    """Compare both runs, and return the result with its explanation.
-
-    Args:
-        differences: the facts in which the runs differ.
-        tolerance: the relative tolerance for the final figures; see `compare_final`.
-    """
-    rows = compare_rows(old, new)
-    weights = compare_weights(old, new)
-    final = compare_final(old, new, tolerance)
-    result = result_of(rows, weights, final, differences)
-    return Conclusion(
-        rows=rows,
-        weights=weights,
-        final=final,
-        result=result,
-        exit_status=exit_status_of(result, differences, old.nondeterministic_device),
-        explanation=explanation_of(
-            result, weights, differences, old.gaps(), old.nondeterministic_device
-        ),
-        differences=[*differences],
-    )
 
 
 def make_receipt(

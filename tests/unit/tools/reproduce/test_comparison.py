@@ -18,15 +18,12 @@ from common.tools.reproduce.comparison import (
     compare_rows,
     compare_weights,
 )
+from common.tools.reproduce.comparison_in_words import final_in_words, rows_in_words
 from common.tools.reproduce.conclusion import (
     ANOTHER_EXPERIMENT,
     BEYOND_TOLERANCE,
     UNEXPLAINED,
-    exit_status_of,
-    explanation_of,
-    final_in_words,
-    result_of,
-    rows_in_words,
+    draw_conclusion,
 )
 from common.tools.reproduce.fact_differences import differences_of, flag_differences_within
 from common.tools.reproduce.receipt import FactDifference
@@ -43,15 +40,8 @@ def conclusion(
     first: ComparedRun, second: ComparedRun, tolerance: float | None = 0.02
 ) -> tuple[str, int, str]:
     """Return the result, the exit status and the explanation of a comparison."""
-    final = compare_final(first, second, tolerance)
-    differences = differences_of(first, second)
-    rows = compare_rows(first, second)
-    result = result_of(rows, compare_weights(first, second), final, differences)
-    device = first.nondeterministic_device
-    explanation = explanation_of(
-        result, compare_weights(first, second), differences, first.gaps(), device
-    )
-    return result, exit_status_of(result, differences, device), explanation
+    drawn = draw_conclusion(first, second, differences_of(first, second), tolerance)
+    return drawn.result, drawn.exit_status, drawn.explanation
 
 
 def test_equal_runs_differ_in_the_clock_alone(first: ComparedRun, tmp_path: Path) -> None:
