@@ -26,7 +26,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # started as a file: let the package be found
     sys.path[0] = str(REPOSITORY)
 
-RECORDER = REPOSITORY / "tests" / "recorded.py"  # runs a recipe and records each batch's samples
+# It runs a recipe and records each batch's samples.
+RECORDER = REPOSITORY / "tests" / "record_samples.py"
 IMAGE_SIZE = 256  # pixels of a side
 GROUP_IMAGES = 100  # images of a row group
 SHARD_GROUPS = 50  # row groups of a shard

@@ -1,4 +1,4 @@
-"""Runs in the background, which a test can wait for, stop and kill; and what a run has learned."""
+"""Runs in the background, which a test can wait for, stop and kill; and the results of runs."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def killed_copy(run: Finished, directory: Path) -> Path:
 
 def assert_same_result(directory: Path, expected: Path) -> None:
     """Check that two runs have the same rows, and the same final weights bit for bit."""
-    assert learned(directory) == learned(expected)
+    assert rows_without_clock(directory) == rows_without_clock(expected)
     assert final_weights(directory) == final_weights(expected)
 
 
@@ -164,7 +164,7 @@ def newest_step(directory: Path) -> int:
     return max((int(name[5:]) for name in names if name[5:].isdigit()), default=-1)
 
 
-def learned(directory: Path) -> list[dict[str, Any]]:
+def rows_without_clock(directory: Path) -> list[dict[str, Any]]:
     """Return the rows of `metrics.jsonl` with the metrics that do not depend on the clock."""
     prefixes = ("train/", "val/", "test/", "progress/")
     rows = []
@@ -179,13 +179,13 @@ def final_weights(directory: Path) -> bytes:
     return (directory / "model" / "model.safetensors").read_bytes()
 
 
-RECORDED = REPOSITORY / "tests" / "recorded.py"
+SAMPLE_RECORDER = REPOSITORY / "tests" / "record_samples.py"
 # (epoch, update, micro-batch, rank) -> samples.
-Record = dict[tuple[int, int, int, int], list[int]]
+RecordedSamples = dict[tuple[int, int, int, int], list[int]]
 
 
-def recorded(folder: Path) -> tuple[Record, list[tuple[int, int]], int]:
-    """Read what `tests/recorded.py` wrote down about a run, which may have been resumed.
+def recorded_samples(folder: Path) -> tuple[RecordedSamples, list[tuple[int, int]], int]:
+    """Read what `tests/record_samples.py` wrote down about a run, which may have been resumed.
 
     Returns:
         The samples of each micro-batch; the epoch and update at which each start of rank 0 began,
@@ -194,7 +194,7 @@ def recorded(folder: Path) -> tuple[Record, list[tuple[int, int]], int]:
     Raises:
         AssertionError: a micro-batch that was made twice had other samples the second time.
     """
-    record: Record = {}
+    record: RecordedSamples = {}
     beginnings = []
     updates = 0
     for path in sorted(folder.glob("*-rank-*.jsonl")):

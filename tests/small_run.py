@@ -134,7 +134,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def learned(directory: Path) -> tuple[int, dict[str, str]]:
+def newest_checkpoint_digests(directory: Path) -> tuple[int, dict[str, str]]:
     """Return the step of the newest whole checkpoint, and digests of its model and optimizer."""
     newest, _ = newest_whole(directory / "checkpoints", None, saved_run_id(directory) or "")
     if newest is None:

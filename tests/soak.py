@@ -30,7 +30,14 @@ sys.path[0] = str(REPOSITORY)
 
 import psutil  # noqa: E402
 
-from tests.jobs import RECORDED, Job, final_weights, learned, newest_step, recorded  # noqa: E402
+from tests.jobs import (  # noqa: E402
+    SAMPLE_RECORDER,
+    Job,
+    final_weights,
+    newest_step,
+    recorded_samples,
+    rows_without_clock,
+)
 from tests.launch import LAUNCHES, Launcher, Runner  # noqa: E402
 
 STOPS = ("SIGKILL", "SIGKILL", "one rank killed", "SIGTERM", "SIGINT", "SIGSTOP")
@@ -88,7 +95,7 @@ class Soak:
         recipe = REPOSITORY / "recipes" / f"{setting.recipe}.py"
         flags = (*setting.flags(), "--output-dir", directory, "--resume", "auto")
         record = directory.with_name(f"{directory.name}-samples")
-        return Job(self.runner, RECORDED, record, recipe, *flags, directory=directory,
+        return Job(self.runner, SAMPLE_RECORDER, record, recipe, *flags, directory=directory,
                    launcher=setting.launcher)  # fmt: skip
 
     def choose(self) -> Setting:
@@ -173,10 +180,14 @@ class Soak:
     def compare(self, setting: Setting, directory: Path) -> None:
         """Raise an `AssertionError` unless a run equals the one without a stop."""
         whole = self.unbroken(setting)
-        expected, _, updates = recorded(whole.with_name(f"{whole.name}-samples"))
-        record, beginnings, total = recorded(directory.with_name(f"{directory.name}-samples"))
+        expected, _, updates = recorded_samples(whole.with_name(f"{whole.name}-samples"))
+        record, beginnings, total = recorded_samples(
+            directory.with_name(f"{directory.name}-samples")
+        )
         assert record == expected, "other samples"
-        assert learned(directory) == learned(whole), "other rows in metrics.jsonl"
+        assert rows_without_clock(directory) == rows_without_clock(whole), (
+            "other rows in metrics.jsonl"
+        )
         assert final_weights(directory) == final_weights(whole), "other weights"
         per_epoch = 1 + max(update for _, update, _, _ in record)
         self.counts["resumed from a checkpoint"] += sum(start != (0, 0) for start in beginnings)

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from common.errors import UserError
-from tests.small_run import FLAGS, learned, run
+from tests.small_run import FLAGS, newest_checkpoint_digests, run
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -71,7 +71,7 @@ def test_accumulation_is_that_of_the_flag(tmp_path: Path) -> None:
     varied = tmp_path / "varied"
     assert run_among(plain) is None
     assert run_among(varied, ACCELERATE_GRADIENT_ACCUMULATION_STEPS="3") is None
-    assert learned(varied) == learned(plain)
+    assert newest_checkpoint_digests(varied) == newest_checkpoint_digests(plain)
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="a directory in use may not be removed")

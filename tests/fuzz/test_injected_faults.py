@@ -17,7 +17,7 @@ import safetensors.torch
 
 from common.errors import UserError
 from common.run_directory.records import MANIFEST
-from tests.small_run import FLAGS, STEPS, digest, learned, prepared, run
+from tests.small_run import FLAGS, STEPS, digest, newest_checkpoint_digests, prepared, run
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -157,7 +157,7 @@ def test_each_call_fails_once(
             flags = (*flags, "--init-from", whole)
         disk, error, output = failing(directory.parent, fails_at, number, *flags)
         where = f"call {fails_at}, {disk.calls[fails_at : fails_at + 1]}: {error!r}\n{output}"
-        step, digests = learned(directory)
+        step, digests = newest_checkpoint_digests(directory)
         assert step >= least, where
         assert reference.setdefault(step, digests) == digests, where
         if len(disk.calls) > fails_at:
@@ -171,7 +171,7 @@ def test_each_call_fails_once(
         assert error is None, f"{where}\nthen {error!r}\n{output}"
         final = final or digest(directory / model)
         assert digest(directory / model) == final, where
-        assert learned(directory)[0] == STEPS[-1], where
+        assert newest_checkpoint_digests(directory)[0] == STEPS[-1], where
         if len(disk.calls) <= fails_at:
             break
         shutil.rmtree(directory.parent)

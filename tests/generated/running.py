@@ -14,7 +14,7 @@ from tests.generated.figures import Record, check_figures
 from tests.generated.grammar import Case
 from tests.generated.notes import FOLDER, KILL
 from tests.generated.writing import recipe_of
-from tests.jobs import final_weights, learned
+from tests.jobs import final_weights, rows_without_clock
 from tests.launch import (
     REPOSITORY,
     Runner,
@@ -203,8 +203,8 @@ def check_kill(case: Case, copies: Copies, recipe: Path, whole: Ended) -> None:
         resumed = copies.launch(recipe, directory, case.processes, "--resume", "auto")
         check_success(resumed, "the resumed run")
     at = f"killed at {case.kill_words}\n{killed.output[-1500:]}\n{resumed.output[-3000:]}"
-    expected = learned(whole.directory)
-    rows = learned(directory)
+    expected = rows_without_clock(whole.directory)
+    rows = rows_without_clock(directory)
     if rows != expected:
         raise ViolationError("a kill changes rows", f"{at}\n{differing(expected, rows)}")
     if final_weights(directory) != final_weights(whole.directory):

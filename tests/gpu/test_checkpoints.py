@@ -13,13 +13,13 @@ from benchmarks.harness.isolation import default_device
 from common.checkpoints.store import Contents
 from tests.gpu.conftest import HAS_GPU, as_flags
 from tests.gpu.launching import Launcher
-from tests.jobs import final_weights, learned, newest_step
+from tests.jobs import final_weights, newest_step, rows_without_clock
 from tests.launch import RECIPES, REPOSITORY
 from tests.unit.checkpoint_store import checkpoints_in
 from tests.unit.manifest_facts import identity_at
 
 STEPS = 60
-STAMPED = REPOSITORY / "tests" / "stamped.py"
+TIME_RECORDER = REPOSITORY / "tests" / "record_times.py"
 DTYPES = (torch.float32, torch.float16, torch.int64)
 
 
@@ -87,8 +87,8 @@ def test_resume_after_a_kill_ends_in_the_same_bits(
     launcher.run(script, *flags, whole, directory=whole)
     # Each update of the run that is killed takes 50 ms longer, so that the kill comes in time.
     slow = (tmp_path / "stamps", 0, 0, 0.05, script, *flags, killed)
-    output = launcher.kill_after_checkpoint(STAMPED, *slow, directory=killed, step=20)
+    output = launcher.kill_after_checkpoint(TIME_RECORDER, *slow, directory=killed, step=20)
     assert newest_step(killed) < STEPS, f"the kill came too late\n{output[-4000:]}"
     launcher.run(script, "--resume", killed, directory=killed)
-    assert learned(killed) == learned(whole)
+    assert rows_without_clock(killed) == rows_without_clock(whole)
     assert final_weights(killed) == final_weights(whole)

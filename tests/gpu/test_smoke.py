@@ -13,7 +13,7 @@ from tests.gpu.launching import Launcher
 from tests.launch import RECIPES, REPOSITORY
 
 STEPS = 40
-STAMPED = REPOSITORY / "tests" / "stamped.py"
+TIME_RECORDER = REPOSITORY / "tests" / "record_times.py"
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -39,7 +39,7 @@ def test_smoke_recipe_trains_is_killed_and_resumes(
     }
     # Each update takes 50 ms longer, so that the kill comes in time.
     slow = (tmp_path / "stamps", 0, 0, 0.05, script, *as_flags(settings))
-    launcher.kill_after_checkpoint(STAMPED, *slow, directory=directory, step=10)
+    launcher.kill_after_checkpoint(TIME_RECORDER, *slow, directory=directory, step=10)
     run = launcher.run(script, "--resume", directory, directory=directory)
     assert "resuming" in run.output + run.errors
     assert run.config["environment"]["mixed_precision"] == half

@@ -26,13 +26,13 @@ from tests.jobs import (
     EVERY,
     LONG,
     MLP,
-    RECORDED,
+    SAMPLE_RECORDER,
     Job,
     final_weights,
     killed_copy,
-    learned,
     newest_step,
-    recorded,
+    recorded_samples,
+    rows_without_clock,
 )
 from tests.launch import (
     LAUNCHES,
@@ -125,14 +125,14 @@ def test_kills_at_random_moments_change_nothing(
     flags += ("--checkpoint-every", every, "--batch-size", batch)
     if recipe != "mnist_mlp":
         flags += ("--dataset", odd_text if recipe == "bert" else odd_images)
-    whole = runner.run(RECORDED, tmp_path / "whole", script, *flags, launcher=launcher)
+    whole = runner.run(SAMPLE_RECORDER, tmp_path / "whole", script, *flags, launcher=launcher)
     total, per_epoch = (whole.config["plan"][n] for n in ("total_steps", "updates_per_epoch"))
     directory = tmp_path / "run"
     shares = (0.25, 0.5) if launcher == "fork" else (0.4,)
     started_at = [0]
     for kill, least in enumerate(int(share * total) for share in shares):
         again = ("--resume", directory) if kill else (*flags, "--output-dir", directory)
-        job = Job(runner, RECORDED, tmp_path / "killed", script, *again, directory=directory,
+        job = Job(runner, SAMPLE_RECORDER, tmp_path / "killed", script, *again, directory=directory,
                   launcher=launcher)  # fmt: skip
         # The last kill comes at once in the first half of an epoch, whose end is a checkpoint too;
         # those before it sooner or later, after any one.
@@ -143,11 +143,11 @@ def test_kills_at_random_moments_change_nothing(
         started_at.append(newest_step(directory))
     # The ResNet's last start has another seed of Python's hashes, as on another day.
     last_launcher: Launcher = "plain python" if recipe == "resnet" else launcher
-    job = Job(runner, RECORDED, tmp_path / "killed", script, "--resume", directory,
+    job = Job(runner, SAMPLE_RECORDER, tmp_path / "killed", script, "--resume", directory,
               directory=directory, launcher=last_launcher)  # fmt: skip
     assert job.end(240) == 0, job.printed()[-4000:]
     assert_same_samples(tmp_path, started_at, every, total, per_epoch)
-    assert learned(directory) == learned(whole.directory)
+    assert rows_without_clock(directory) == rows_without_clock(whole.directory)
     assert final_weights(directory) == final_weights(whole.directory)
     assert started_at == sorted(started_at)
     assert started_at[1] >= int(shares[0] * total)
@@ -173,12 +173,12 @@ def assert_same_samples(
     """Check that a killed run used the samples of the whole one, and repeated few updates.
 
     Args:
-        folder: its `whole` and `killed` hold what `recorded.py` wrote down.
+        folder: its `whole` and `killed` hold what `record_samples.py` wrote down.
         started_at: the updates from whose checkpoints the killed run started.
         every: updates between checkpoints.
     """
-    expected, _, updates = recorded(folder / "whole")
-    record, beginnings, updates_made = recorded(folder / "killed")
+    expected, _, updates = recorded_samples(folder / "whole")
+    record, beginnings, updates_made = recorded_samples(folder / "killed")
     assert record == expected
     assert beginnings == [divmod(step, per_epoch) for step in started_at if step < total]
     assert updates_made <= updates + every * (len(started_at) - 1)
@@ -222,7 +222,7 @@ def test_signal_to_the_recipe_then_resume(
     assert newest_step(directory) == status["global_step"]
     if is_resumed:
         resume(runner, directory)
-        assert learned(directory) == learned(unbroken.directory)
+        assert rows_without_clock(directory) == rows_without_clock(unbroken.directory)
         assert final_weights(directory) == final_weights(unbroken.directory)
 
 
@@ -279,7 +279,9 @@ def test_another_number_of_processes_trains_on_the_same_samples(
     job.kill()
     assert newest_step(directory) < whole.config["plan"]["total_steps"]
     resume(runner, directory, launcher=after)
-    for ours, theirs in zip(learned(directory), learned(whole.directory), strict=True):
+    for ours, theirs in zip(
+        rows_without_clock(directory), rows_without_clock(whole.directory), strict=True
+    ):
         assert ours["progress/samples"] == theirs["progress/samples"]
         for name in ("train/loss", "test/loss"):
             assert ours.get(name, 0) == pytest.approx(theirs.get(name, 0), rel=1e-3)
@@ -341,7 +343,7 @@ def test_real_resume_skips_a_damaged_checkpoint(
     assert "skipped a checkpoint" in job.printed()
     assert "optimizer.safetensors" in job.printed()
     assert final_weights(run) == final_weights(unbroken.directory)
-    assert learned(run) == learned(unbroken.directory)
+    assert rows_without_clock(run) == rows_without_clock(unbroken.directory)
 
 
 def test_change_that_contradicts_a_checkpoint_is_refused_by_name(
@@ -432,7 +434,7 @@ def test_nan_on_one_rank_is_never_applied(
     status = job.read("status.json")
     assert status["status"] == "failed"
     assert not status["resumable"]
-    assert max(line["progress/global_step"] for line in learned(directory)) <= 15
+    assert max(line["progress/global_step"] for line in rows_without_clock(directory)) <= 15
     newest = step_folders(directory / "checkpoints")[-1]
     for value in load_file(newest / "model.safetensors").values():
         assert value.isfinite().all()

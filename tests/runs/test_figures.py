@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.jobs import final_weights, learned
+from tests.jobs import final_weights, rows_without_clock
 from tests.launch import REPOSITORY, Finished, Runner
-from tests.measured import SIZES
+from tests.metrics_recipe import SIZES
 
-RECIPE = REPOSITORY / "tests" / "measured.py"
+RECIPE = REPOSITORY / "tests" / "metrics_recipe.py"
 FLAGS = ("--tracker", "none", "--log-every", 1, "--mixed-precision", "no", "--num-workers", 0)
 DRAWN = ("torch", "numpy", "python")
 
@@ -61,7 +61,7 @@ def test_rehearsal_leaves_no_trace(launcher: Any, runner: Runner) -> None:
     """A run has the same rows and weights with and without the rehearsal of its evaluation."""
     with_it = whole(runner, **({} if launcher == "fork" else {"launcher": launcher}))
     without = runner.run(RECIPE, *FLAGS, "--no-rehearse", launcher=launcher)
-    assert learned(with_it.directory) == learned(without.directory)
+    assert rows_without_clock(with_it.directory) == rows_without_clock(without.directory)
     assert final_weights(with_it.directory) == final_weights(without.directory)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.jobs import RECORDED, Job, newest_step, recorded
+from tests.jobs import SAMPLE_RECORDER, Job, newest_step, recorded_samples
 from tests.launch import CONFIGS, REPOSITORY, SHARDED, Finished, Runner
 from tests.local_data import IMAGE_SIZES
 
@@ -137,7 +137,7 @@ def test_multi_cpu_file_gives_two_processes_that_end_together(
     flags += ("--checkpoint-every", updates, "--output-dir", directory)
     job = Job(
         runner,
-        RECORDED,
+        SAMPLE_RECORDER,
         folder,
         recipe,
         *flags,
@@ -155,7 +155,7 @@ def test_multi_cpu_file_gives_two_processes_that_end_together(
     environment = job.read("config.json")["environment"]
     assert environment["world_size"] == 2
     assert environment["threads_per_process"] == max(1, usable_cores() // 2)
-    samples = recorded(folder)[0]
+    samples = recorded_samples(folder)[0]
     epochs = [
         [[s for u in range(updates) for s in samples[epoch, u, 0, rank]] for rank in range(2)]
         for epoch in range(2)

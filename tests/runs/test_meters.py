@@ -9,7 +9,7 @@ import pytest
 
 from tests.launch import REPOSITORY, Finished, Launcher, Runner
 
-STAMPED = REPOSITORY / "tests" / "stamped.py"
+TIME_RECORDER = REPOSITORY / "tests" / "record_times.py"
 EVERY = 8
 BATCH = 16
 STEPS = 24
@@ -25,7 +25,7 @@ def run_stamped(
 ) -> tuple[Finished, Stamps]:
     """Run the MLP with delays on one rank; return the run and that rank's stamps by update."""
     recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
-    run = runner.run(STAMPED, folder, rank, data, work, recipe, *FLAGS, launcher=launcher)
+    run = runner.run(TIME_RECORDER, folder, rank, data, work, recipe, *FLAGS, launcher=launcher)
     lines = (folder / f"rank-{rank}.jsonl").read_text().splitlines()
     return run, {step: tuple(times) for step, *times in map(json.loads, lines)}
 

@@ -12,7 +12,16 @@ import pytest
 from common.checkpoints.folders import step_folders, step_of
 from common.training.rank_decisions import CHECKPOINT_SECONDS
 from tests.edited_copies import edited
-from tests.jobs import EVERY, MLP, RECORDED, Job, final_weights, learned, newest_step, recorded
+from tests.jobs import (
+    EVERY,
+    MLP,
+    SAMPLE_RECORDER,
+    Job,
+    final_weights,
+    newest_step,
+    recorded_samples,
+    rows_without_clock,
+)
 from tests.launch import REPOSITORY, Finished, Launcher, Runner
 
 RECIPE = REPOSITORY / "recipes" / "mnist_mlp.py"
@@ -28,17 +37,17 @@ def test_epochs_after_a_resume_have_new_orders_and_those_of_the_unbroken_run(
     whole_folder = tmp_path / "whole"
     folder = tmp_path / "killed"
     directory = tmp_path / "run"
-    whole = runner.run(RECORDED, whole_folder, RECIPE, *flags, launcher="fork")
-    job = Job(runner, RECORDED, folder, RECIPE, *flags, "--output-dir", directory,
+    whole = runner.run(SAMPLE_RECORDER, whole_folder, RECIPE, *flags, launcher="fork")
+    job = Job(runner, SAMPLE_RECORDER, folder, RECIPE, *flags, "--output-dir", directory,
               directory=directory)  # fmt: skip
     job.wait_until(lambda: UPDATES < newest_step(directory) < 2 * UPDATES)
     job.kill()
     saved_step = newest_step(directory)
     assert UPDATES < saved_step < 2 * UPDATES, "the kill came too late for epoch 1"
-    job = Job(runner, RECORDED, folder, RECIPE, "--resume", directory, directory=directory)
+    job = Job(runner, SAMPLE_RECORDER, folder, RECIPE, "--resume", directory, directory=directory)
     assert job.end() == 0, job.printed()
-    expected, _, updates = recorded(whole_folder)
-    record, beginnings, total = recorded(folder)
+    expected, _, updates = recorded_samples(whole_folder)
+    record, beginnings, total = recorded_samples(folder)
     assert record == expected
     assert beginnings == [(0, 0), divmod(saved_step, UPDATES)]
     # Updates made while a checkpoint is on its way to the disk are repeated as well.
@@ -50,7 +59,7 @@ def test_epochs_after_a_resume_have_new_orders_and_those_of_the_unbroken_run(
     for number, order in enumerate(orders):
         assert len(set(order)) == len(order) == UPDATES * 128
         assert order not in orders[:number]
-    assert learned(directory) == learned(whole.directory)
+    assert rows_without_clock(directory) == rows_without_clock(whole.directory)
     assert final_weights(directory) == final_weights(whole.directory)
 
 
@@ -114,7 +123,7 @@ def test_signal_cuts_an_evaluation_short(
         status = job.read("status.json")
         assert status["status"] == "preempted", job.printed()
         assert status["global_step"] == newest_step(directory) == UPDATES
-    assert learned(directory) == learned(whole.directory)
+    assert rows_without_clock(directory) == rows_without_clock(whole.directory)
     assert final_weights(directory) == final_weights(whole.directory)
 
 
@@ -137,7 +146,7 @@ def test_end_of_the_launcher_cuts_an_evaluation_short(runner: Runner, tmp_path: 
     assert status["global_step"] == newest_step(directory) == UPDATES
     job = Job(runner, RECIPE, "--resume", directory, directory=directory, launcher="two forks")
     assert job.end() == 0, job.printed()
-    assert learned(directory) == learned(whole.directory)
+    assert rows_without_clock(directory) == rows_without_clock(whole.directory)
     assert final_weights(directory) == final_weights(whole.directory)
 
 
@@ -156,6 +165,6 @@ def test_signal_cuts_the_final_evaluation_short(runner: Runner, tmp_path: Path) 
     assert manifest["global_step"] == UPDATES
     job = Job(runner, RECIPE, "--resume", directory, directory=directory)
     assert job.end() == 0, job.printed()
-    rows = learned(directory)
+    rows = rows_without_clock(directory)
     assert [row["progress/global_step"] for row in rows] == [3, 6, 9, 11]
     assert "test/accuracy" in rows[-1]

@@ -18,7 +18,7 @@ from common.training.fsdp_request import SUPPORTED_SETTINGS, take_fsdp_request
 from tests.conftest import SHIFTED_UPDATES, first
 from tests.edited_copies import edited
 from tests.examples import EXAMPLES, Example
-from tests.jobs import MLP, Job, final_weights, learned, newest_step
+from tests.jobs import MLP, Job, final_weights, newest_step, rows_without_clock
 from tests.launch import LAUNCHES, REPOSITORY, SHARDED, Finished, Launcher, Runner
 from tests.runs.test_equivalence import assert_same_run, assert_same_weights
 
@@ -162,7 +162,7 @@ def test_muon_makes_the_same_updates_in_shards(
     directory = tmp_path / "run"
     killed_halfway(shards, directory)
     runner.run(script, "--resume", directory, launcher="two shards", output_directory=False)
-    assert learned(directory) == learned(shards.directory)
+    assert rows_without_clock(directory) == rows_without_clock(shards.directory)
     assert final_weights(directory) == final_weights(shards.directory)
 
 
@@ -181,7 +181,7 @@ def test_shards_resume_on_other_processes(
     resumed = runner.run("mnist_mlp", *again, launcher=launcher, output_directory=False)
     assert "resuming" in resumed.output
     if launcher == "two shards":
-        assert learned(directory) == learned(sharded_mlp.directory)
+        assert rows_without_clock(directory) == rows_without_clock(sharded_mlp.directory)
         assert final_weights(directory) == final_weights(sharded_mlp.directory)
     rest = Finished(resumed.command, 0, "", "", directory, directory)
     assert_same_run(sharded_mlp, rest, weights_within=1e-5)
@@ -295,7 +295,7 @@ def test_killed_shards_end_bit_equal(peaked: Path, runner: Runner, tmp_path: Pat
         assert_same_weights(kept, whole.weights(), within=0)
         assert json.loads((into / "summary.json").read_text())["progress/kept_step"] == 12
     assert final_weights(directory) == final_weights(whole.directory)
-    assert learned(directory) == learned(whole.directory)
+    assert rows_without_clock(directory) == rows_without_clock(whole.directory)
 
 
 @pytest.mark.slow

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import RECORDED, Job, Record, final_weights, learned, newest_step, recorded
+from tests.jobs import (
+    SAMPLE_RECORDER,
+    Job,
+    RecordedSamples,
+    final_weights,
+    newest_step,
+    recorded_samples,
+    rows_without_clock,
+)
 from tests.launch import REPOSITORY, Runner
 from tests.unit.data.test_parquet import images_folder
 
@@ -33,18 +41,18 @@ def test_each_sample_once_an_epoch_after_a_kill(
     whole_folder = tmp_path / "whole"
     folder = tmp_path / "killed"
     directory = tmp_path / "run"
-    whole = runner.run(RECORDED, whole_folder, RECIPE, *flags, launcher="two forks")
-    job = Job(runner, RECORDED, folder, RECIPE, *flags, "--output-dir", directory,
+    whole = runner.run(SAMPLE_RECORDER, whole_folder, RECIPE, *flags, launcher="two forks")
+    job = Job(runner, SAMPLE_RECORDER, folder, RECIPE, *flags, "--output-dir", directory,
               directory=directory, launcher="two forks")  # fmt: skip
     job.wait_until(lambda: newest_step(directory) > UPDATES)
     job.kill()
     saved_step = newest_step(directory)
     assert UPDATES < saved_step < EPOCHS * UPDATES, "the kill came too late"
-    job = Job(runner, RECORDED, folder, RECIPE, "--resume", directory, directory=directory,
+    job = Job(runner, SAMPLE_RECORDER, folder, RECIPE, "--resume", directory, directory=directory,
               launcher=launcher)  # type: ignore[arg-type]  # fmt: skip
     assert job.end() == 0, job.printed()
-    expected, _, _ = recorded(whole_folder)
-    record, beginnings, _ = recorded(folder)
+    expected, _, _ = recorded_samples(whole_folder)
+    record, beginnings, _ = recorded_samples(folder)
     assert beginnings == [(0, 0), divmod(saved_step, UPDATES)]
     samples_of_updates = samples_by_update(record)
     assert samples_of_updates == samples_by_update(expected)
@@ -54,11 +62,11 @@ def test_each_sample_once_an_epoch_after_a_kill(
             samples += samples_of_updates[epoch, update]
         assert len(samples) == len({*samples}) == UPDATES * 16
     if launcher == "two forks":
-        assert learned(directory) == learned(whole.directory)
+        assert rows_without_clock(directory) == rows_without_clock(whole.directory)
         assert final_weights(directory) == final_weights(whole.directory)
 
 
-def samples_by_update(record: Record) -> dict[tuple[int, int], set[int]]:
+def samples_by_update(record: RecordedSamples) -> dict[tuple[int, int], set[int]]:
     """Return the samples of each (epoch, update), of all ranks and micro-batches together."""
     samples_of_updates: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     for (epoch, update, _, _), samples in record.items():

@@ -1,6 +1,6 @@
 """Run a recipe with known delays, and write down when its updates happened. Not a test.
 
-python tests/stamped.py FOLDER RANK SECONDS_OF_DATA SECONDS_OF_WORK RECIPE FLAGS...
+python tests/record_times.py FOLDER RANK SECONDS_OF_DATA SECONDS_OF_WORK RECIPE FLAGS...
 
 On the rank RANK, each micro-batch comes SECONDS_OF_DATA later, and the loop works on it for
 SECONDS_OF_WORK longer. Each rank writes for each update: its number, when the loop had finished it,

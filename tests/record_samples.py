@@ -1,6 +1,6 @@
 """Run a recipe and write down which samples each process trains on. Not a test.
 
-python tests/recorded.py FOLDER RECIPE FLAGS...
+python tests/record_samples.py FOLDER RECIPE FLAGS...
 """
 
 from __future__ import annotations
