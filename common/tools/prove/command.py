@@ -14,6 +14,7 @@ from pathlib import Path
 
 from common.flags import check_number
 from common.tools.parser import refuse_early_flags, tool_parser
+from common.tools.prove.request import ProofRequest
 
 UPDATES = 32
 
@@ -21,7 +22,7 @@ UPDATES = 32
 def main(words: Sequence[str] | None = None) -> None:
     """Run the proof that the command line asks for. Exit with status 1 if it has not passed."""
     arguments, flags = read_command_line([*(sys.argv[1:] if words is None else words)])
-    from common.tools.prove.proof import ProofRequest, prove  # loads torch: not for --help
+    from common.tools.prove.proof import prove  # loads torch: not for --help
 
     request = ProofRequest(
         recipe=Path(arguments.recipe),

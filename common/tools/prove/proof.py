@@ -5,7 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
 
@@ -15,13 +15,9 @@ from common.console import say
 from common.console.messages import CONSOLE
 from common.errors import UserError
 from common.failures.sentences import writing
-from common.run_directory.provenance import saved_attempts
-from common.run_directory.stored_run import StoredRun
-from common.storage.digests import sha256_of_file
 from common.system.clock import current_time
 from common.system.platforms import command_line, shown_path
-from common.tools.prove import receipt as receipts
-from common.tools.prove.bench import Bench, RunFailedError, RunSpec
+from common.tools.prove.bench import Bench, RunFailedError
 from common.tools.prove.checks import CHECKS, repeating
 from common.tools.prove.flags import (
     FlagValues,
@@ -30,27 +26,17 @@ from common.tools.prove.flags import (
     parse_flags,
     proof_flags,
 )
+from common.tools.prove.receipt import CheckResult, write_receipt
+from common.tools.prove.receipt_making import make_receipt
 from common.tools.prove.report import show_report, show_result
+from common.tools.prove.request import ProofRequest
 from common.tools.prove.verdicts import Check, Verdict
-from common.tools.recipe import Recipe, load_recipe
+from common.tools.recipe import load_recipe
 
 NOT_REPEATABLE = (
     "this may be a consequence: the check repeatable has failed, so two runs differ in any case"
 )
 REPEAT_FIRST = "change what the check repeatable names, and then repeat the proof"
-
-
-@dataclass(frozen=True)
-class ProofRequest:
-    """The proof that the command line asks for."""
-
-    recipe: Path
-    flags: Sequence[str]  # the recipe's flags, as words of a command line
-    checks: str | None  # comma-separated names; None: all checks that are not optional
-    output: Path  # the file of the receipt
-    folder: Path | None  # the folder that keeps the runs; None: a temporary folder
-    seed: int  # the seed of the random interruption points
-    updates: int  # the number of updates of a training
 
 
 def prove(request: ProofRequest) -> bool:
@@ -77,21 +63,27 @@ def prove(request: ProofRequest) -> bool:
     say(f"proof: {len(checks)} checks of {request.recipe} with {shown_flags}")
     began = current_time()
     start = time.monotonic()
-    try:
-        results: list[receipts.CheckResult] = []
-        for check in checks:
-            is_doubtful = check.compares_runs and is_known_to_vary(results)
-            results.append(run_check(check, bench, is_doubtful))
-    finally:
-        bench.close()
+    results = run_checks(checks, bench)
     receipt = make_receipt(request, recipe, bench, results, began, time.monotonic() - start)
-    receipts.write_receipt(request.output, receipt)
+    write_receipt(request.output, receipt)
     show_report(receipt, request.output)
     if request.folder is None and receipt.passed and not bench.failed:
         shutil.rmtree(folder, ignore_errors=True)
     else:
         say(f"runs: {shown_path(folder)}")
     return receipt.passed
+
+
+def run_checks(checks: Sequence[Check], bench: Bench) -> list[CheckResult]:
+    """Run checks one after the other, show each result, and close the bench."""
+    results: list[CheckResult] = []
+    try:
+        for check in checks:
+            is_doubtful = check.compares_runs and is_known_to_vary(results)
+            results.append(run_check(check, bench, is_doubtful))
+    finally:
+        bench.close()
+    return results
 
 
 def require_writable(output: Path) -> None:
@@ -155,13 +147,13 @@ def new_folder(path: Path | None) -> Path:
     return path.resolve()
 
 
-def is_known_to_vary(results: Sequence[receipts.CheckResult]) -> bool:
+def is_known_to_vary(results: Sequence[CheckResult]) -> bool:
     """Whether an earlier check has found that the same command gives other results each time."""
     name = repeating.CHECK.name
     return any(result.name == name and result.passed is False for result in results)
 
 
-def run_check(check: Check, bench: Bench, is_doubtful: bool) -> receipts.CheckResult:
+def run_check(check: Check, bench: Bench, is_doubtful: bool) -> CheckResult:
     """Run a check, show its result, and return it. If a run of the check fails, the check fails.
 
     Args:
@@ -182,7 +174,7 @@ def run_check(check: Check, bench: Bench, is_doubtful: bool) -> receipts.CheckRe
             )
     if verdict.passed is False and is_doubtful:
         verdict = replace(verdict, causes=(NOT_REPEATABLE, *verdict.causes), advice=REPEAT_FIRST)
-    result = receipts.CheckResult(
+    result = CheckResult(
         name=check.name,
         question=check.question,
         passed=verdict.passed,
@@ -193,71 +185,3 @@ def run_check(check: Check, bench: Bench, is_doubtful: bool) -> receipts.CheckRe
     )
     show_result(result)
     return result
-
-
-def has_passed(results: Sequence[receipts.CheckResult]) -> bool:
-    """Whether at least one check applies, and all that apply have passed."""
-    passed = [result.passed for result in results]  # None: the check does not apply
-    return True in passed and False not in passed
-
-
-def proven_code(directories: Sequence[Path]) -> list[receipts.ProvenCode]:
-    """Return the commit and the patch of each folder of code that the proof's runs used.
-
-    All runs of a proof use the same code, so those of the first run that recorded any are enough.
-    The list is empty if no run has.
-
-    Args:
-        directories: the directories of the runs.
-    """
-    for directory in directories:
-        attempts = saved_attempts(directory)
-        if attempts:
-            return [
-                receipts.ProvenCode(
-                    commit=tree.commit,
-                    patch_sha256=tree.patch_sha256,
-                    not_saved=tree.not_saved,
-                )
-                for tree in attempts[0].trees
-            ]
-    return []
-
-
-def make_receipt(
-    request: ProofRequest,
-    recipe: Recipe,
-    bench: Bench,
-    results: list[receipts.CheckResult],
-    began: str,
-    seconds: float,
-) -> receipts.ProofReceipt:
-    """Return the receipt of a finished proof."""
-    reference = bench.finished.get(RunSpec("reference"))
-    processor, cores = receipts.hardware()
-    runs = list(bench.finished.values()) if reference is None else [reference]
-    environment = StoredRun(runs[0].directory).saved_config.environment if runs else None
-    if environment is not None:
-        processor = environment.processor  # more exact than the processor's name alone
-    words = ["recipes", "prove", str(request.recipe), *request.flags]
-    return receipts.ProofReceipt(
-        format=receipts.FORMAT,
-        passed=has_passed(results),
-        recipe=str(request.recipe),
-        recipe_sha256=sha256_of_file(recipe.path),
-        recipe_commit=receipts.commit_of_file(recipe.path),
-        recipe_is_edited=receipts.is_edited(recipe.path),
-        code=proven_code([run.directory for run in bench.finished.values()]),
-        command=command_line(
-            [*words, "--draws", str(request.seed), "--updates", str(request.updates)]
-        ),
-        flags=flag_words(bench.flags.values),
-        seed=request.seed,
-        updates=0 if reference is None else reference.started.total_steps,
-        processor=processor,
-        cores=cores,
-        environment=environment,
-        began=began,
-        seconds=round(seconds, 1),
-        checks=results,
-    )

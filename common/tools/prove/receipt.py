@@ -8,9 +8,6 @@ from common.errors import UserError
 from common.run_directory.record_files import Record, read_record
 from common.run_directory.records import Environment
 from common.storage.json_files import write_json
-from common.system.git import ask_git, commit_of
-from common.system.platforms import usable_cores
-from common.system.processor import processor_name
 
 FORMAT = 1  # the version of the receipt's structure
 
@@ -88,21 +85,3 @@ def read_receipt(path: Path) -> ProofReceipt:
             advice="repeat the proof with this version",
         )
     return receipt
-
-
-def commit_of_file(path: Path) -> str | None:
-    """Return the commit of a file's repository; None if the file is not in a repository."""
-    return commit_of(path.resolve().parent)
-
-
-def is_edited(path: Path) -> bool | None:
-    """Whether a file differs from its commit or is new; None if it is not in a repository."""
-    if commit_of_file(path) is None:
-        return None
-    file = path.resolve()
-    return ask_git(file.parent, "status", "--porcelain", "--", file.name) != b""
-
-
-def hardware() -> tuple[str, int]:
-    """Return the name of this machine's processor, and how many cores this process may use."""
-    return processor_name(), usable_cores()

@@ -35,19 +35,21 @@ from common.tools.prove.interrupted_run import MANNERS, draw_interruptions
 from common.tools.prove.proof import (
     NOT_REPEATABLE,
     REPEAT_FIRST,
-    has_passed,
     is_known_to_vary,
-    proven_code,
     run_check,
 )
 from common.tools.prove.receipt import (
     FORMAT,
     CheckResult,
     ProofReceipt,
-    commit_of_file,
-    is_edited,
     read_receipt,
     write_receipt,
+)
+from common.tools.prove.receipt_making import (
+    commit_of_file,
+    has_passed,
+    is_edited,
+    proven_code,
 )
 from common.tools.prove.records.base import line_of
 from common.tools.prove.records.observed_run import RECORD, read_processes
