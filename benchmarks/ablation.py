@@ -175,27 +175,30 @@ def chance_in_words(plan: dict[str, Any], name: str) -> str | None:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("plan", type=Path)
-    parser.add_argument("--output", type=Path, required=True)
-    arguments = parser.parse_args()
+def add_published_runs(plan: dict[str, Any]) -> None:
+    """Put the finished runs of a plan's baseline, if it has one, before those of its first variant.
+
+    An earlier call may have trained further seeds of this variant.
+    """
+    if "baseline" not in plan:
+        return
+    reference = next(iter(plan["variants"]))
+    published = published_runs(REPOSITORY / plan["baseline"])
+    published_seeds = [run["seed"] for run in published]
+    trained = [run for run in plan["runs"][reference] if run["seed"] not in published_seeds]
+    plan["runs"][reference] = published + trained
+
+
+def train_missing_runs(plan: dict[str, Any], recipe: Path, name: str, output: Path) -> None:
+    """Train each variant with each seed that it lacks, and write the plan after each run.
+
+    Args:
+        name: the compared figure's name in the summaries.
+        output: the file of results.
+    """
     from benchmarks.harness.edited_recipe import edited_recipe
     from benchmarks.harness.result_file import write_results
-    from benchmarks.harness.results import describe_machine
 
-    plan = json.loads(arguments.plan.read_text(encoding="utf-8"))
-    recipe = REPOSITORY / "recipes" / f"{plan['recipe']}.py"
-    name = plan.get("figure", f"val/{objective_name(recipe)}")
-    plan.setdefault("runs", {variant: [] for variant in plan["variants"]})
-    if "baseline" in plan:
-        reference = next(iter(plan["variants"]))
-        published = published_runs(REPOSITORY / plan["baseline"])
-        published_seeds = [run["seed"] for run in published]
-        # An earlier call may have trained further seeds.
-        trained = [run for run in plan["runs"][reference] if run["seed"] not in published_seeds]
-        plan["runs"][reference] = published + trained
-    plan["machine"] = describe_machine()
     for seed in plan["seeds"]:
         for variant, flags in plan["variants"].items():
             runs = plan["runs"].setdefault(variant, [])
@@ -205,8 +208,24 @@ def main() -> None:
                 run = train(path, [*plan["flags"], *flags], seed)
             figure = figure_of(run, name)
             runs.append(run)
-            write_results(arguments.output, plan)
+            write_results(output, plan)
             print(f"seed {seed}, {variant}: {figure:.2f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    from benchmarks.harness.results import describe_machine
+
+    plan = json.loads(arguments.plan.read_text(encoding="utf-8"))
+    recipe = REPOSITORY / "recipes" / f"{plan['recipe']}.py"
+    name = plan.get("figure", f"val/{objective_name(recipe)}")
+    plan.setdefault("runs", {variant: [] for variant in plan["variants"]})
+    add_published_runs(plan)
+    plan["machine"] = describe_machine()
+    train_missing_runs(plan, recipe, name, arguments.output)
     print(as_markdown(plan, name))
     chance = chance_in_words(plan, name)
     if chance is not None:

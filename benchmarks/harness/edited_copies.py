@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import REPOSITORY
 from benchmarks.harness.edited_recipe import edited_once
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MLP = "recipes/mnist_mlp"
 OWN_DATASET = "examples/own_dataset"
 DENOISER = "examples/denoiser"
