@@ -16,7 +16,6 @@ from types import FrameType
 
 import numpy as np
 import torch
-from accelerate.utils import extract_model_from_parallel
 from torch import nn
 from torch.utils import _pytree as tree
 
@@ -27,16 +26,14 @@ from common.data.loader import Loader
 from common.data.samples import Batch, BatchesWithWork
 from common.data.workers import MicroBatches
 from common.lifecycle import evaluations, saving
-from common.lifecycle.stages import Context, StartedRun
+from common.lifecycle.stages import StartedRun
 from common.measure.value_checks import Measured, Metrics
 from common.run import Run
 from common.storage.value_digests import digest_of_state
 from common.tools.prove.interrupting import Interrupter
 from common.tools.prove.loop_variables import pass_of_loop
-from common.tools.prove.reach import RecipeSearch
 from common.tools.prove.records.base import Phase
 from common.tools.prove.records.run_records import (
-    Description,
     EvaluationBatch,
     Finished,
     MicroBatch,
@@ -46,6 +43,7 @@ from common.tools.prove.records.run_records import (
     Started,
 )
 from common.tools.prove.session import Session
+from common.tools.prove.state_reader import StateChanges, StateReader
 
 Loss = torch.Tensor | float
 NUMERIC = (int, float, torch.Tensor, np.ndarray, np.number, np.bool_)
@@ -68,11 +66,7 @@ class RunObserver:
         self.session = session
         self.interrupter = interrupter
         self.reads_tensors = reads_tensors
-        self.kept: dict[str, Stateful] = {}  # the parts that the recipe passed to `run.keep`
-        self.search: RecipeSearch | None = None  # None until `run.start`
-        # The digests at the last record of a micro-batch. The next record has only the changes.
-        self.state: dict[str, str] = {}
-        self.parts: dict[str, str] = {}
+        self.state_reader = StateReader()
         self.has_loaded_best = False
 
     def install(self) -> None:
@@ -107,13 +101,13 @@ class RunObserver:
         self, original: Callable[..., None], run: Run, **parts: Stateful | None
     ) -> None:
         original(run, **parts)
-        self.kept = {name: part for name, part in parts.items() if part is not None}
+        self.state_reader.keep(parts)
 
     def around_start(
         self, original: Callable[..., None], run: Run, *arguments: object, **options: object
     ) -> None:
         original(run, *arguments, **options)
-        self.search = RecipeSearch(self.kept, run)
+        self.state_reader.start(run)
         config = run.config
         split_sizes = {split: loader.order.num_samples for split, loader in run.all_loaders.items()}
         self.session.write(
@@ -131,7 +125,7 @@ class RunObserver:
                 validation_split=run.loaded.validation_split,
                 test_split=run.loaded.test_split,
                 workers=run.all_loaders["train"].num_workers,
-                parts=[*self.kept],
+                parts=[*self.state_reader.kept],
             )
         )
 
@@ -163,21 +157,11 @@ class RunObserver:
             frame: the frame of the loop, whose variables are read.
         """
         session = self.session
-        state = self.state
-        parts = self.parts
-        described: dict[str, Description] = {}
+        changes = StateChanges()
         # Checkpoints are saved only between updates, so a resume begins at the first micro-batch of
         # an update. It is enough to read the recipe's values and parts there.
         if session.micro_batch == 0:
-            assert self.search is not None
-            reached = self.search.reachable_values(frame)
-            state = reached.digests
-            parts = self.digests_of_parts(run.context)
-            described = {
-                path: description
-                for path, description in reached.described.items()
-                if path not in self.state
-            }
+            changes = self.state_reader.changes(run.context, frame)
         session.write(
             MicroBatch(
                 step=session.step,
@@ -186,26 +170,12 @@ class RunObserver:
                 samples=session.samples,
                 batch=digest_of_batch(batch),
                 generators=generator_digests(run.device),
-                parts=changed_entries(self.parts, parts),
-                state=changed_entries(self.state, state),
-                gone=[path for path in self.state if path not in state],
-                described=described,
+                parts=changes.parts,
+                state=changes.state,
+                gone=changes.gone,
+                described=changes.described,
             )
         )
-        self.state = state
-        self.parts = parts
-
-    def digests_of_parts(self, context: Context) -> dict[str, str]:
-        """Return a digest of each part that was passed to `run.keep`, and of `Best`.
-
-        Checkpoints hold the best evaluation so far as well.
-        """
-        digests = {}
-        for name, part in self.kept.items():
-            bare = extract_model_from_parallel(part) if isinstance(part, nn.Module) else part
-            digests[name] = digest_of_state(bare.state_dict())
-        digests["best evaluation"] = digest_of_state(context.best.state_dict())
-        return digests
 
     def around_record(
         self,
@@ -244,18 +214,10 @@ class RunObserver:
                 loss=total / max(1, count),
                 metrics={name: sum_and_count(value) for name, value in metrics.items()},
                 generators=generator_digests(run.device),
-                learning_rates=self.learning_rates(),
+                learning_rates=self.state_reader.learning_rates(),
                 clock=time.perf_counter(),
             )
         )
-
-    def learning_rates(self) -> list[float]:
-        """Return the learning rate of each group of each kept optimizer."""
-        rates = []
-        for part in self.kept.values():
-            for group in getattr(part, "param_groups", ()):
-                rates.append(float(group["lr"]))
-        return rates
 
     def around_save(self, original: Callable[[StartedRun], None], started: StartedRun) -> None:
         if self.reads_tensors:
@@ -263,7 +225,7 @@ class RunObserver:
             session.write(
                 Saved(
                     step=session.step,
-                    parts=self.digests_of_parts(started.context),
+                    parts=self.state_reader.digests_of_parts(started.context),
                     generators=generator_digests(started.context.accelerator.device),
                 )
             )
@@ -381,13 +343,10 @@ class RunObserver:
     ) -> None:
         original(run, evaluation)
         self.write_evaluation(run, "final", run.loaded.test_split, evaluation)
-        parts = self.digests_of_parts(run.context) if self.reads_tensors else {}
+        parts: dict[str, str] = {}
+        if self.reads_tensors:
+            parts = self.state_reader.digests_of_parts(run.context)
         self.session.write(Finished(step=self.session.step, parts=parts))
-
-
-def changed_entries(previous: dict[str, str], current: dict[str, str]) -> dict[str, str]:
-    """Return the entries that are new or have changed."""
-    return {name: value for name, value in current.items() if previous.get(name) != value}
 
 
 def generator_digests(device: torch.device) -> dict[str, str]:
