@@ -1,6 +1,6 @@
 """Instruments: observers for single checks, in addition to `RunObserver`; see `prove.session`.
 
-Five modules are no instruments. `graphs` and `holders` are parts of `memory`, `loss_calls` is a
-part of `losses`, and `host_storages` of `waits`. Both `waits` and `changed_gradients` use
-`wait_frames`.
+Six modules are no instruments. `allocator_figures`, `graphs` and `holders` are parts of `memory`,
+`loss_calls` is a part of `losses`, and `host_storages` of `waits`. Both `waits` and
+`changed_gradients` use `wait_frames`.
 """

@@ -11,12 +11,10 @@ bounded. The memory of the allocator and of the process includes such arrays, an
 also includes such tensors.
 """
 
-import ctypes
 import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import psutil
@@ -26,6 +24,7 @@ from torch._subclasses.fake_tensor import is_fake
 from common.checkpoints.shards import is_sharded
 from common.run import Run
 from common.system.devices import allocated_bytes
+from common.tools.prove.instruments.allocator_figures import bytes_in_use
 from common.tools.prove.instruments.graphs import graph_sizes
 from common.tools.prove.instruments.holders import (
     ContainerSize,
@@ -210,45 +209,3 @@ def without_tensors(size: int | None, tensors: list[torch.Tensor], *, on_host: b
     if size is None:
         return None
     return size - storage_bytes([tensor for tensor in tensors if tensor.is_cpu == on_host])
-
-
-class AllocatorFigures(ctypes.Structure):
-    """The figures that glibc's `mallinfo2` returns."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        )
-    ]
-
-
-@cache
-def allocator_function() -> Callable[[], AllocatorFigures] | None:
-    """Return `mallinfo2` of the C library; None if the library lacks it."""
-    try:
-        function = ctypes.CDLL(None).mallinfo2
-    except (AttributeError, OSError, TypeError):
-        return None
-    function.restype = AllocatorFigures
-    return function
-
-
-def bytes_in_use() -> int | None:
-    """Return the bytes that the C library's allocator has given out; None if they are unknown."""
-    function = allocator_function()
-    if function is None:
-        return None
-    figures = function()
-    in_heaps = int(figures.uordblks)
-    in_mapped_blocks = int(figures.hblkhd)  # large blocks, each with a mapping of its own
-    return in_heaps + in_mapped_blocks

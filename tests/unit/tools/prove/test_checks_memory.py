@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
+from common.tools.prove.instruments.allocator_figures import bytes_in_use
 from common.tools.prove.instruments.graphs import graph_sizes
 from common.tools.prove.instruments.holders import (
     MAX_SEARCHED_ITEMS,
@@ -27,7 +28,6 @@ from common.tools.prove.instruments.holders import (
     tensors_in_bounded_deques,
 )
 from common.tools.prove.instruments.memory import (
-    bytes_in_use,
     live_tensors,
     storage_bytes,
     without_tensors,
