@@ -6,7 +6,7 @@ Copies that are unusual but correct are proved too, and must pass.
     python benchmarks/broken_copies.py "EMA not kept" "loss not divided"     # only these
     python benchmarks/broken_copies.py --show                                # the table of the file
 
-`benchmarks/harness/broken_copies.py` lists the copies with one mistake each, and
+`benchmarks/harness/mistaken_copies.py` lists the copies with one mistake each, and
 `benchmarks/harness/correct_copies.py` the correct ones. The results of all copies go to
 `benchmarks/results/broken-copies.json`; those of some of them only to a file that `--output` names.
 The exit status is 1 if a proof does not name the mistake, or fails a correct copy.
@@ -27,9 +27,9 @@ from typing import TypedDict
 if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.harness.broken_copies import BROKEN, Broken
 from benchmarks.harness.correct_copies import CORRECT, Correct
 from benchmarks.harness.edited_copies import EditedCopy
+from benchmarks.harness.mistaken_copies import BROKEN, Broken
 from benchmarks.harness.result_file import write_results
 from benchmarks.harness.results import describe_machine
 from benchmarks.harness.text_tables import markdown_table

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.broken_copies import BROKEN, BY_DEFAULT, Broken
+from benchmarks.harness.mistaken_copies import BROKEN, BY_DEFAULT, Broken
 from common.tools.prove.command import main
 from common.tools.prove.receipt import read_receipt
 

@@ -17,8 +17,8 @@ from benchmarks.broken_copies import (
     main,
     markdown,
 )
-from benchmarks.harness.broken_copies import BROKEN
 from benchmarks.harness.correct_copies import CORRECT
+from benchmarks.harness.mistaken_copies import BROKEN
 from tests.launch import REPOSITORY
 
 
