@@ -12,7 +12,13 @@ from torch import nn
 
 from common.checkpoints.adapters import MODEL_ADVICE, Network, OptimizerState, RandomState, State
 from common.checkpoints.description import describe_parts
-from common.checkpoints.folders import choose_and_clean_up, damage_of_best_model, read_manifest
+from common.checkpoints.folders import (
+    choose_and_clean_up,
+    damage_of_best_model,
+    is_of_another_run,
+    read_manifest,
+    step_folders,
+)
 from common.checkpoints.pack import pack, unpack
 from common.checkpoints.publishing import LASTING_FOLDER
 from common.checkpoints.same_run import require_same_run
@@ -312,6 +318,24 @@ class Restored(NamedTuple):
     has_lost_best: bool
 
 
+class ChosenCheckpoint(NamedTuple):
+    """The checkpoint that rank 0 chose for a resume."""
+
+    path: Path | None  # None: no checkpoint is whole
+    damage_of_best: str | None  # see `damage_of_best_model`
+    found_any: bool  # whether the run had any checkpoint before, whole or damaged
+
+
+def choose_checkpoint(checkpoints: Checkpoints, last_checkpoint: str | None) -> ChosenCheckpoint:
+    """Choose the checkpoint to restore, and clean up the folder; see `choose_and_clean_up`."""
+    folder, run_id = checkpoints.folder, checkpoints.run_id
+    # Look before the folder is cleaned up, because that puts damaged checkpoints aside.
+    found_any = any(not is_of_another_run(path, run_id) for path in step_folders(folder))
+    path = choose_and_clean_up(folder, last_checkpoint, run_id)
+    damage_of_best = None if path is None else damage_of_best_model(path)
+    return ChosenCheckpoint(path, damage_of_best, found_any)
+
+
 def restore_newest(
     checkpoints: Checkpoints,
     last_checkpoint: str | None,
@@ -335,16 +359,11 @@ def restore_newest(
             whole.
     """
 
-    def choose_checkpoint() -> tuple[Path | None, str | None]:
-        path = choose_and_clean_up(checkpoints.folder, last_checkpoint, checkpoints.run_id)
-        return path, None if path is None else damage_of_best_model(path)
-
-    path, damage_of_best = ask_rank_zero(choose_checkpoint)
+    chosen = ask_rank_zero(lambda: choose_checkpoint(checkpoints, last_checkpoint))
+    path, damage_of_best = chosen.path, chosen.damage_of_best
     if path is None:
-        say(
-            f"resuming {checkpoints.folder.parent} from its start, because it has no undamaged "
-            "checkpoint"
-        )
+        lack = "no undamaged checkpoint" if chosen.found_any else "no checkpoint yet"
+        say(f"resuming {checkpoints.folder.parent} from its start, because it has {lack}")
         return None
     say(f"resuming {path}")
     has_lost_best = damage_of_best is not None

@@ -105,9 +105,9 @@ def advice_to_go_on(directory: Path) -> str:
     if status.resumable is False:
         reason = status.reason or "its status.json does not say why"
         # The same command would fail again, so name the reason. It may be a wrong flag, or an error
-        # of the training itself.
+        # of the training itself, and may end in advice of its own.
         return (
-            f"correct what made its last command fail ({reason}) and continue its training with "
-            f"--resume {quoted(directory)}, or start another run"
+            f"correct what made its last command fail ({reason}), and then continue its training "
+            f"with --resume {quoted(directory)}, unless that error asks for another run"
         )
     return f"continue its training with --resume {quoted(directory)}"

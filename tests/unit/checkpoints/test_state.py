@@ -21,10 +21,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from common.checkpoints.adapters import RandomState
 from common.checkpoints.folders import read_manifest
 from common.checkpoints.same_run import excerpts, require_same_facts
-from common.checkpoints.state import Parts
+from common.checkpoints.state import Parts, restore_newest
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import UserError
-from tests.unit.checkpoint_store import checkpoints_in, newest_whole
+from tests.unit.checkpoint_store import RUN_ID, checkpoints_in, newest_whole
 from tests.unit.manifest_facts import identity_at
 
 CPU = torch.device("cpu")
@@ -324,6 +324,33 @@ def test_restore_ignores_files_outside_the_manifest(tmp_path: Path) -> None:
             value.zero_()
     restore(tmp_path / "step-00000001", parts)
     assert_equal(weights_of(model), before)
+
+
+@pytest.mark.parametrize(
+    ("count", "writer", "lack"),
+    [
+        (0, RUN_ID, "no checkpoint yet"),
+        (1, RUN_ID, "no undamaged checkpoint"),
+        (2, RUN_ID, "no undamaged checkpoint"),
+        (1, "another run", "no checkpoint yet"),
+    ],
+)
+def test_resume_from_the_start_says_what_is_lacking(
+    count: int, writer: str, lack: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that failed before its first checkpoint has lost none."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    parts = Parts(0, mesh=None)
+    parts.add("model", nn.Linear(2, 2))
+    for step in range(1, count + 1):
+        checkpoints = checkpoints_in(folder, patience=60, run_id=writer)
+        checkpoints.save(step, parts.collect(), identity_at(step, run_id=writer))
+        checkpoints.wait()
+        if writer == RUN_ID:
+            (folder / f"step-{step:08d}" / "model.safetensors").write_bytes(b"")
+    assert restore_newest(checkpoints_in(folder), None, parts, identity_at(0)) is None
+    assert f"from its start, because it has {lack}\n" in capsys.readouterr().out
 
 
 def test_weights_that_are_unfrozen_later_join_the_checkpoint(tmp_path: Path) -> None:

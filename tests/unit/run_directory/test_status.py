@@ -59,7 +59,7 @@ def test_reading_the_status_leaves_the_lock_free(tmp_path: Path) -> None:
         (
             {"status": "failed", "resumable": False, "reason": "NaN"},
             True,
-            r"fail \(NaN\) and continue its training with --resume .*, or start another run",
+            r"fail \(NaN\), and then continue its training with --resume \S+, unless that",
         ),
         (
             {"status": "failed", "resumable": True},
