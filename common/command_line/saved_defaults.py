@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance  # a recipe's `Config` with its values
 
 ConfigType = TypeVar("ConfigType", bound="DataclassInstance")
+# What to do about a run of another recipe, which `--config` or `--init-from` names.
+ADVICE_ON_FILE = "pass the config.json of a run of this recipe"
+ADVICE_ON_RUN = "evaluate that run with its own recipe, or pass --init-from a run of this recipe"
 
 
 def saved_defaults(
@@ -31,20 +34,24 @@ def saved_defaults(
     `--init-from` names, if `--evaluate-only` is set.
     """
     if early_flags.config is not None:
-        return read_config(config_class, Path(early_flags.config))
+        return read_config(config_class, Path(early_flags.config), ADVICE_ON_FILE)
     if early_flags.evaluate_only and early_flags.init_from:
         from common.run_directory.records import CONFIG
 
         is_run = os.path.isfile(os.path.join(early_flags.init_from, CONFIG))
-        return read_config(config_class, Path(early_flags.init_from)) if is_run else None
+        run = Path(early_flags.init_from)
+        return read_config(config_class, run, ADVICE_ON_RUN) if is_run else None
     return None
 
 
-def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
+def read_config(
+    config_class: type[ConfigType], path: Path, advice_on_recipe: str = ADVICE_ON_FILE
+) -> ConfigType:
     """Return the flags in the `config.json` of a run, without flags that concern one run alone.
 
     Args:
         path: the file, or the directory of the run.
+        advice_on_recipe: what to do if the run is of another recipe.
 
     Raises:
         UserError: the file does not exist, or is not the `config.json` of a run of this recipe.
@@ -68,7 +75,7 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
             advice="pass the config.json of a run directory, such as runs/NAME/config.json",
         )
     flag_names = {field.name for field in fields(config_class)}
-    refuse_another_recipe(path, saved.recipe, values.keys(), flag_names)
+    refuse_another_recipe(path, saved.recipe, values.keys(), flag_names, advice_on_recipe)
     repeated = {
         name: value for name, value in values.items() if role_of(config_class, name).repeated
     }
@@ -76,7 +83,7 @@ def read_config(config_class: type[ConfigType], path: Path) -> ConfigType:
 
 
 def refuse_another_recipe(
-    path: Path, recipe: object, saved_flags: Set[str], known_flags: Set[str]
+    path: Path, recipe: object, saved_flags: Set[str], known_flags: Set[str], advice: str
 ) -> None:
     """Raise a `UserError` if a `config.json` does not have the flags of the running recipe.
 
@@ -87,8 +94,8 @@ def refuse_another_recipe(
             any JSON value here.
         saved_flags: the flags in the file.
         known_flags: the flags of the running recipe.
+        advice: what to do about it.
     """
-    advice = "pass the config.json of a run of this recipe"
     may_be_own = recipe in (None, Path(sys.argv[0]).stem)
     unknown_flags = ", ".join(map(spelled, sorted(saved_flags - known_flags)))
     if unknown_flags:

@@ -3,6 +3,7 @@
 The flag names a finished run, a folder or file of weights, or a model of the Hub.
 """
 
+import contextlib
 import functools
 import os
 import re
@@ -21,7 +22,7 @@ from common.run_directory.finished_model import (
 )
 from common.run_directory.model_records import InitialFacts, PublishedSettings
 from common.run_directory.record_files import mistake_in_words, read_record_if_there
-from common.run_directory.records import MODEL_JSON
+from common.run_directory.records import CONFIG, MODEL_FOLDER, MODEL_JSON
 from common.storage.json_files import json_safe, read_json_if_there
 from common.system.platforms import quoted
 
@@ -111,6 +112,27 @@ def initial_facts(name: str | None) -> InitialFacts:
     if facts_of_run is not None:
         return facts_of_run
     return published_facts(folder)
+
+
+def origin_of_local(name: str) -> str:
+    """Return from which update of which run local weights are, such as "of update 120".
+
+    The run is named by its id if the path is not that of the run itself. The text is empty if the
+    weights do not say it.
+
+    Args:
+        name: the value of `--init-from`.
+    """
+    path = Path(name)
+    folders = [path.parent] if path.name == WEIGHTS else [path / MODEL_FOLDER, path]
+    facts = InitialFacts()
+    with contextlib.suppress(UserError):  # the code that loads the weights reports it
+        found = (read_record_if_there(folder / MODEL_JSON, InitialFacts) for folder in folders)
+        facts = next(filter(None, found), facts)
+    if not isinstance(facts.update, int):
+        return ""
+    of_run = "" if os.path.isfile(path / CONFIG) else f" of run {facts.run_id}"
+    return f"of update {facts.update:,}{of_run}"
 
 
 def published_facts(folder: Path) -> InitialFacts:

@@ -86,6 +86,8 @@ class InitialFacts(Record, extra="ignore"):
     and the code that uses a value checks it.
     """
 
+    update: object = None  # the update after which the model had these weights
+    run_id: object = None
     class_names: object = None
     channels: object = None
     image_size: object = None

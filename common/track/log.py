@@ -69,6 +69,7 @@ class Log:
             LINE_LISTENERS.append(self.keep_line)
         # Returns where training is now, as figures by name. `start` sets it.
         self.position_figures: Callable[[], Mapping[str, float]] = no_figures
+        self.is_training_run = True  # False with `--evaluate-only`; `start` sets it
         self.pending_row = PendingRow()
         self.printed_evaluations: set[PrintedEvaluation] = set()
 
@@ -88,6 +89,7 @@ class Log:
                 epoch and so on.
         """
         self.position_figures = position_figures
+        self.is_training_run = not config.evaluate_only
         step = int(position_figures()[STEP])
         if self.accelerator.is_main_process:
             path = self.directory / METRICS_FILE
@@ -158,8 +160,10 @@ class Log:
         evaluation = PrintedEvaluation.of(split, model_position[STEP], values)
         if evaluation not in self.printed_evaluations:
             self.printed_evaluations.add(evaluation)
-            text = report.evaluation_text(values, split, model_position)
-            say(f"{text}  ★ best" if is_best else text)
+            shown_position = model_position if self.is_training_run else None
+            text = report.evaluation_text(values, split, shown_position)
+            # A run that trains nothing has no other model to compare this one with.
+            say(f"{text}  ★ best" if is_best and self.is_training_run else text)
         figures = {f"{PREFIXES[split]}/{name}": value for name, value in values.items()}
         is_current_model = model_position[STEP] == current_position[STEP]
         row_has_this_split = bool(figures.keys() & self.pending_row.figures.keys())

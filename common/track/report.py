@@ -22,6 +22,7 @@ from common.metric_names import (
 )
 from common.objective import PREFIXES, Objective, Split
 from common.output.tables import print_facts
+from common.run_directory.init_from import origin_of_local
 from common.run_directory.records import RunConfig
 from common.system.launch_variables import is_main_rank
 from common.system.platforms import system_limits
@@ -54,6 +55,9 @@ def show_plan(run_config: RunConfig, logs: str) -> None:
     processes = counted(world_size, "process", "processes")
     model = run_config.architecture
     say(f"recipe  {run_config.recipe}: {model.name}, {model.parameters:,} parameters")
+    is_trained = not run_config.flags["evaluate_only"]
+    if not is_trained:
+        say(f"model   {evaluated_model_text(run_config)}")
     say(f"data    {data.name} ({data.reason}): {sizes}{classes}")
     for note in data.notes:
         say(f"        {note}")
@@ -62,10 +66,17 @@ def show_plan(run_config: RunConfig, logs: str) -> None:
     limits = system_limits()
     if limits is not None:
         say(f"system  {limits}")
-    if not run_config.flags["evaluate_only"]:
+    if is_trained:
         for line in training_lines(run_config):
             say(line)
     say(f"logs    {logs}")
+
+
+def evaluated_model_text(run_config: RunConfig) -> str:
+    """Return the name and the update of the model that a run only evaluates."""
+    name = str(run_config.flags["init_from"])
+    origin = origin_of_local(name)
+    return f"{name}, {origin}" if origin else name
 
 
 def training_lines(run_config: RunConfig) -> list[str]:
@@ -150,19 +161,22 @@ def interval_text(row: Mapping[str, float]) -> str:
 
 
 def evaluation_text(
-    values: Mapping[str, float], split: Split, model_position: Mapping[str, float]
+    values: Mapping[str, float], split: Split, model_position: Mapping[str, float] | None
 ) -> str:
     """Return the printed line of an evaluation: the model's position, the samples and the metrics.
 
     Args:
         values: metrics by name, without the split's prefix.
         split: "validation" or "test".
-        model_position: the ``progress/`` metrics of the model that was evaluated.
+        model_position: the ``progress/`` metrics of the model that was evaluated; None if the run
+            did not train it.
     """
     metrics = [labelled(name, value) for name, value in values.items() if name != "count"]
     samples = f" of {values['count']:,.0f}" if "count" in values else ""
-    progress = f"epoch {model_position[EPOCH]:.2f}  step {model_position[STEP]:.0f}"
-    return f"{progress}  {split}{samples}: {'  '.join(metrics)}"
+    text = f"{split}{samples}: {'  '.join(metrics)}"
+    if model_position is None:
+        return text
+    return f"epoch {model_position[EPOCH]:.2f}  step {model_position[STEP]:.0f}  {text}"
 
 
 def show_summary(
@@ -189,10 +203,7 @@ def show_summary(
         if name in summary:
             metric = metric_named(name)
             rows.append([metric.heading + suffix, metric.text(summary[name])])
-    kept_step = f"{summary[KEPT_STEP]:,.0f}"
-    last_step = f"{summary[STEP]:,.0f}"
-    best = "" if kept_step == last_step else f", the best of {last_step}"
-    rows.append(["model", f"of update {kept_step}{best}"])
+    rows.append(["model", model_text(run_config, summary)])
     if THROUGHPUT in summary:  # a run that only evaluates has no figures of speed and memory
         rows.append(["peak memory", f"{peak_memory(summary):,.0f} MiB"])
     if memory:
@@ -202,6 +213,16 @@ def show_summary(
         print_facts(rows, title=run_config.recipe)
     for command in commands:
         say(f"{command.purpose:8}{command.text}")
+
+
+def model_text(run_config: RunConfig, summary: Mapping[str, float]) -> str:
+    """Return which model the final figures are from, for the final table."""
+    if run_config.flags["evaluate_only"]:
+        return evaluated_model_text(run_config)
+    kept_step = f"{summary[KEPT_STEP]:,.0f}"
+    last_step = f"{summary[STEP]:,.0f}"
+    best = "" if kept_step == last_step else f", the best of {last_step}"
+    return f"of update {kept_step}{best}"
 
 
 def metric_suffixes(

@@ -12,6 +12,7 @@ CONTENTS: dict[str, Any] = {
     "objective": "accuracy:max",
     "config": {
         "seed": 0,
+        "evaluate_only": False,
         "effective_batch_size": None,
         "scale_learning_rate": "no",
         "learning_rate": 0.1,

@@ -324,6 +324,17 @@ def test_config_of_another_recipe_is_refused(
         parse(monkeypatch, "mnist_mlp", "--config", path)
     assert "--max-length" in error.value.message
     assert "another recipe" in error.value.message
+    assert error.value.advice == "pass the config.json of a run of this recipe"
+
+
+def test_evaluated_run_of_another_recipe_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The user named a run, so the advice does not ask for its config.json."""
+    path = write_run(tmp_path, config_class("bert")(), "bert")
+    with pytest.raises(UserError, match=r"another recipe.*--max-length") as error:
+        parse(monkeypatch, "mnist_mlp", "--evaluate-only", "--init-from", path)
+    assert error.value.advice.startswith("evaluate that run with its own recipe")
 
 
 def test_config_of_another_recipe_with_the_same_flags_is_refused(

@@ -127,3 +127,18 @@ def test_full_disk_does_not_prevent_the_end(name: str, tmp_path: Path) -> None:
     setattr(log, name, full)
     log.finish(exit_code=1)
     assert full.closed
+
+
+@pytest.mark.parametrize("is_training_run", [True, False])
+def test_evaluated_model_has_no_position_and_is_not_the_best(
+    is_training_run: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that only evaluates has made no update, and has no other model to compare with."""
+    log = log_with(Refusing(), tmp_path)
+    log.position_figures = lambda: {"progress/global_step": 0.0, "progress/epoch": 0.0}
+    log.is_training_run = is_training_run
+    log.add_evaluation({"loss": 0.5, "count": 10}, "validation", is_best=True)
+    line = capsys.readouterr().out
+    assert ("★ best" in line) == is_training_run
+    assert ("step 0" in line) == is_training_run
+    assert "validation of 10: loss 0.5" in line

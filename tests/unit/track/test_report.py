@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.metric_names import STEP
-from common.track.report import evaluation_text, rate_lines, show_summary, training_lines
+from common.track.report import (
+    evaluation_text,
+    rate_lines,
+    show_plan,
+    show_summary,
+    training_lines,
+)
 from common.track.trackers.tracker import Command
 from tests.unit.saved_config import saved_config
 
@@ -67,6 +74,45 @@ def test_paths_and_commands_are_never_cut(capsys: pytest.CaptureFixture[str]) ->
     output = capsys.readouterr().out
     assert f"view    {command}\n" in output
     assert output.count("x") >= 300
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_run", "expected"),
+    [
+        ({"update": 1200, "run_id": "abc"}, True, ", of update 1,200"),
+        ({"update": 1200, "run_id": "abc"}, False, ", of update 1,200 of run abc"),
+        ({"update": "the last"}, True, ""),
+        ({}, True, ""),
+        (None, False, ""),
+    ],
+)
+@pytest.mark.parametrize("named", ["", "model", "model/model.safetensors"])
+def test_evaluation_names_the_model_that_it_loaded(
+    facts: dict[str, Any] | None,
+    is_run: bool,
+    expected: str,
+    named: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The run made no update, so its own update says nothing about the model."""
+    (tmp_path / "model").mkdir()
+    if facts is not None:
+        (tmp_path / "model" / "model.json").write_text(json.dumps(facts))
+    if is_run:
+        (tmp_path / "config.json").write_text("{}")
+    if named and expected:
+        expected = ", of update 1,200 of run abc"
+    name = str(tmp_path / named)
+    run = saved_config(config={"evaluate_only": True, "init_from": name})
+    summary = {"test/accuracy": 0.5, "progress/kept_step": 0, STEP: 0}
+    show_plan(run, "metrics.jsonl only")
+    plan = capsys.readouterr().out
+    assert f"model   {name}{expected}\n" in plan
+    show_summary(run, summary, "test", Path("runs"), [], [])
+    table = capsys.readouterr().out
+    assert f"{name}{expected} " in table
+    assert "update 0" not in table
 
 
 def shown_rows(split: str, final: float, best: float, capsys: pytest.CaptureFixture[str]) -> str:
