@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,6 +20,17 @@ from common.tools.recipe import load_recipe
 
 RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 TRANSFORMERS_CONFIG = "config.json"  # a model folder has it if Transformers can build the model
+
+
+class NamedRecipe(NamedTuple):
+    """The recipe's file that the caller named, and how the caller can name another one."""
+
+    file: str | Path | None  # None: this repository's own recipes are searched
+    in_words: str = "--recipe {}"  # as on the command line of `recipes predict`
+
+    def naming(self, file: object) -> str:
+        """Return what to pass in order to name a file, for a message."""
+        return self.in_words.format(file)
 
 
 def load_model(
@@ -41,12 +52,13 @@ def load_model(
             can catch it, unlike a `UserError`, which ends the program.
     """
     try:
-        return load_trained_model(finished_model(Path(run_directory)), recipe_file).to(device)
+        recipe = NamedRecipe(recipe_file, in_words='recipe_file="{}"')
+        return load_trained_model(finished_model(Path(run_directory)), recipe).to(device)
     except UserError as error:
         raise ValueError(error.message) from None
 
 
-def load_trained_model(folder: Path, recipe_file: str | Path | None) -> nn.Module:
+def load_trained_model(folder: Path, recipe: NamedRecipe) -> nn.Module:
     """Return a trained model on the CPU, in evaluation mode and fp32; see `load_model`.
 
     Args:
@@ -57,9 +69,9 @@ def load_trained_model(folder: Path, recipe_file: str | Path | None) -> nn.Modul
     """
     facts = read_record(folder / MODEL_JSON, ModelFacts)
     if (folder / TRANSFORMERS_CONFIG).is_file():
-        model = load_transformers_model(folder, facts, recipe_file)
+        model = load_transformers_model(folder, facts, recipe)
     else:
-        model = load_recipe_model(folder, facts, recipe_file)
+        model = load_recipe_model(folder, facts, recipe)
     return model.float().eval()
 
 
@@ -84,15 +96,13 @@ def finished_model(run: Path) -> Path:
     return model_folder(run, flag="")  # the message needs no flag before the path
 
 
-def load_transformers_model(
-    folder: Path, facts: ModelFacts, recipe_file: str | Path | None
-) -> nn.Module:
+def load_transformers_model(folder: Path, facts: ModelFacts, recipe: NamedRecipe) -> nn.Module:
     """Build a model with Transformers. Its class is from Transformers or from a recipe.
 
     Args:
         folder: the model's folder.
         facts: the contents of `model.json`. Without a class there, the model is a classifier.
-        recipe_file: the file that defines the class; None for this repository's own recipes.
+        recipe: the file that defines the class.
 
     Raises:
         UserError: the file does not define the class, or the weights are incomplete.
@@ -109,7 +119,7 @@ def load_transformers_model(
     else:
         # The class extends a class of Transformers, and has its `from_pretrained`. The type that
         # `class_of_recipe` returns does not say so, hence `Any`.
-        model_class: Any = class_of_recipe(folder, facts, recipe_file)
+        model_class: Any = class_of_recipe(folder, facts, recipe)
         with reading(source, "copy the folder again from its source, or train the model again"):
             model, loading_info = model_class.from_pretrained(
                 source, output_loading_info=True, use_safetensors=True, dtype="float32", **options
@@ -123,7 +133,7 @@ def load_transformers_model(
     return model
 
 
-def load_recipe_model(folder: Path, facts: ModelFacts, recipe_file: str | Path | None) -> nn.Module:
+def load_recipe_model(folder: Path, facts: ModelFacts, recipe: NamedRecipe) -> nn.Module:
     """Build the model from the class and the arguments that `model.json` states.
 
     Raises:
@@ -132,7 +142,7 @@ def load_recipe_model(folder: Path, facts: ModelFacts, recipe_file: str | Path |
     """
     from common.checkpoints.export import load_weights
 
-    model_class = class_of_recipe(folder, facts, recipe_file)
+    model_class = class_of_recipe(folder, facts, recipe)
     if facts.arguments is None:
         name = model_class.__name__
         advice = (
@@ -144,58 +154,61 @@ def load_recipe_model(folder: Path, facts: ModelFacts, recipe_file: str | Path |
             f"{name}",
             advice=advice,
         )
-    advice = 'correct its "arguments", or pass the file that defines the model with --recipe FILE'
+    advice = f'correct its "arguments", or pass the file of the model: {recipe.naming("FILE")}'
     with reading(str(folder / MODEL_JSON), advice):
         model = model_class(**facts.arguments)
     load_weights(model, folder)
     return model
 
 
-def class_of_recipe(
-    folder: Path, facts: ModelFacts, recipe_file: str | Path | None
-) -> type[nn.Module]:
+def class_of_recipe(folder: Path, facts: ModelFacts, recipe: NamedRecipe) -> type[nn.Module]:
     """Return the model's class, which the recipe's file defines or imports.
 
     Args:
         folder: the model's folder, for a message.
         facts: the contents of `model.json`.
-        recipe_file: the file; None for this repository's own recipes.
+        recipe: the file.
 
     Raises:
         UserError: the file has no model of this name.
     """
-    path = recipe_of_repository(folder, facts) if recipe_file is None else Path(recipe_file)
-    warn_of_changed_recipe(path, folder.parent)
+    path = Path(recipe.file or recipe_of_repository(folder, facts, recipe))
+    warn_of_other_code(path, folder.parent, facts, recipe)
     class_name = str(facts.class_name)  # a damaged file may lack it, and nothing is called "None"
     model_class = getattr(load_recipe(path).module, class_name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
         raise UserError(
             f"{path} neither defines nor imports the model's class, {class_name}",
-            advice="pass the recipe that trained the model with --recipe FILE",
+            advice=f"pass the recipe that trained the model: {recipe.naming('FILE')}",
         )
     return model_class
 
 
-def warn_of_changed_recipe(path: Path, run: Path) -> None:
+def warn_of_other_code(path: Path, run: Path, facts: ModelFacts, recipe: NamedRecipe) -> None:
     """Warn if a recipe's code is not the code that trained the model.
 
-    A change of the network may fit the weights, and change each prediction.
+    Other code of the network may fit the weights, and change each prediction.
 
     Args:
         path: the recipe's file.
         run: the run's directory. A model folder may have been copied without it.
+        facts: the contents of `model.json`, which name the recipe that trained the model.
+        recipe: how the caller can name another file.
     """
     source = latest_source(run)
-    if source is not None and path.is_file() and not RecipeSource(path).is_same_code(source):
-        # To stderr, because `recipes predict` prints its predictions as JSON.
-        print(
-            f"{path} was changed after this model was trained; to use the code that trained it, "
-            f"pass --recipe {source}",
-            file=sys.stderr,
-        )
+    if source is None or not path.is_file() or RecipeSource(path).is_same_code(source):
+        return
+    difference = f"{path} was changed after this model was trained"
+    if facts.recipe not in (None, path.stem):
+        difference = f"{path} has other code than {facts.recipe}.py, which trained this model"
+    # To stderr, because `recipes predict` prints its predictions as JSON.
+    print(
+        f"{difference}; to use the code that trained it, pass {recipe.naming(source)}",
+        file=sys.stderr,
+    )
 
 
-def recipe_of_repository(folder: Path, facts: ModelFacts) -> Path:
+def recipe_of_repository(folder: Path, facts: ModelFacts, recipe: NamedRecipe) -> Path:
     """Return the recipe of this repository that trained a model, as a path.
 
     Raises:
@@ -207,9 +220,6 @@ def recipe_of_repository(folder: Path, facts: ModelFacts) -> Path:
     if Path(name).name != name or not path.is_file():
         raise UserError(
             f"{folder} was trained by the recipe {name}, which is not one of the files in recipes/",
-            advice=(
-                "pass the path of that file with --recipe, such as --recipe examples/lora.py, or "
-                "as an argument of load_model in a program"
-            ),
+            advice=f"pass the path of that file, such as {recipe.naming('examples/lora.py')}",
         )
     return path

@@ -28,7 +28,7 @@ from common.run_directory.records import MODEL_JSON
 from common.storage.files import refuse_pipe
 from common.storage.json_files import PUT_BACK, read_json
 from common.system.wording import counted
-from common.tools.predict.loading import finished_model, load_trained_model
+from common.tools.predict.loading import NamedRecipe, finished_model, load_trained_model
 from common.training.accelerator import build_accelerator
 from common.training.out_of_memory import END_OTHER_PROGRAMS
 from common.training.precision import compute_dtype
@@ -79,7 +79,7 @@ class Predictor:
         )
         # On a CPU, recipes leave out the padding of texts. The predictor must do the same.
         self.leaves_out_padding = self.is_text and self.accelerator.device.type == "cpu"
-        model = self.for_evaluation(load_trained_model(self.folder, recipe))
+        model = self.for_evaluation(load_trained_model(self.folder, NamedRecipe(recipe)))
         if self.is_text:
             self.tokenizer = load_tokenizer(str(self.folder))
         self.model = self.accelerator.prepare_model(model, evaluation_mode=True)

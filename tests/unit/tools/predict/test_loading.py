@@ -13,6 +13,7 @@ from torch import nn
 from common.checkpoints.export import save_model
 from common.errors import UserError
 from common.tools.predict import load_model
+from common.tools.predict.loading import NamedRecipe, load_trained_model
 from common.tools.predict.predictor import Predictor
 from common.tools.recipe import load_recipe
 from tests.examples import EXAMPLES
@@ -56,9 +57,10 @@ def test_model_of_an_example_is_loaded(name: str, tmp_path: Path) -> None:
             torch.testing.assert_close(loaded.state_dict()[key], value, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("file_name", ["regression.py", "train.py"])
 @pytest.mark.parametrize("resumed", [False, True])
-def test_changed_recipe_is_named(
-    resumed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_other_code_is_named(
+    resumed: bool, file_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Other code may fit the weights, and predict otherwise; a comment changes nothing."""
     file = REPOSITORY / "examples" / "regression.py"
@@ -68,15 +70,20 @@ def test_changed_recipe_is_named(
         (tmp_path / "run" / "recipe.py").write_text("OBJECTIVE = 'loss:min'\n")
     name = "recipe-at-00000008.py" if resumed else "recipe.py"
     (tmp_path / "run" / name).write_text(source)
-    recipe = tmp_path / "train.py"
+    recipe = tmp_path / file_name
     recipe.write_text(source + "# a comment\n")
     load_model(tmp_path / "run", recipe)
     assert capsys.readouterr().err == ""
     recipe.write_text(source.replace("nn.ReLU", "nn.Tanh"))
     load_model(tmp_path / "run", recipe)
     output = capsys.readouterr().err
-    assert f"{recipe} was changed after this model was trained" in output
-    assert f"--recipe {tmp_path / 'run' / name}" in output
+    kept = tmp_path / "run" / name
+    was_changed = f"{recipe} was changed after this model was trained" in output
+    is_another = f"{recipe} has other code than regression.py, which trained this model" in output
+    assert (was_changed, is_another) == (file_name == "regression.py", file_name == "train.py")
+    assert f'pass recipe_file="{kept}"' in output
+    load_trained_model(tmp_path / "run" / "model", NamedRecipe(recipe))
+    assert f"pass --recipe {kept}\n" in capsys.readouterr().err
 
 
 def test_every_example_with_its_own_model_is_tested() -> None:
@@ -120,7 +127,7 @@ def test_module_beside_a_recipe_is_found(tmp_path: Path) -> None:
             {},
             None,
             "by the recipe regression, which is not one of the files in recipes/: pass the path "
-            "of that file with --recipe, .*as an argument of load_model",
+            r'of that file, such as recipe_file="examples/lora\.py"$',
         ),
         ({}, "missing.py", r"there is no file missing\.py"),
     ],

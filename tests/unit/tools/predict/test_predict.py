@@ -288,12 +288,12 @@ def test_only_the_named_recipe_is_executed(run: Path, recipe: Path) -> None:
     for place in (run, run / "model"):
         (place / "train.py").write_text("raise AssertionError('it was run')")
     with pytest.raises(
-        UserError, match=r"recipe train, which is not .* recipes/: pass the path of that file with"
+        UserError, match=r"recipe train, which is not .* recipes/: pass the path of that file, such"
     ):
         Predictor(run)
     for name in ("../../train", str(recipe.with_suffix("")), "", None):
         (run / "model" / "model.json").write_text(json.dumps(FACTS | {"recipe": name}))
-        with pytest.raises(UserError, match="pass the path of that file with --recipe"):
+        with pytest.raises(UserError, match="pass the path of that file, such as --recipe"):
             Predictor(run)
     for name in ("Config", "OBJECTIVE", "nn", "missing"):
         (run / "model" / "model.json").write_text(json.dumps(FACTS | {"class": name}))
@@ -312,7 +312,7 @@ def test_only_the_named_recipe_is_executed(run: Path, recipe: Path) -> None:
         (
             ("refused", "x.png"),
             "refused has no model yet, and its status is failed: "
-            r"correct what made its last command fail \(the loss is NaN\) and continue it",
+            r"correct what made its last command fail \(the loss is NaN\), and then continue it",
         ),
         (
             ("early", "x.png"),
