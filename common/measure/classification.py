@@ -10,6 +10,11 @@ from common.measure.sums import Evaluation, Sums
 from common.measure.value_checks import Measured, Metrics
 from common.system.devices import has_float64
 
+ADVICE_ON_BATCHES = (
+    "pass logits [n, classes] and integer labels [n] from 0 to classes - 1, and leave out ignored "
+    "ones first, as with logits[kept], labels[kept]"
+)
+
 
 class Classified(Evaluation):
     """The figures of a classification, with the counts and predictions behind them."""
@@ -64,6 +69,9 @@ class ClassificationSums(Sums):
     def __init__(self, accelerator: Accelerator, class_names: Sequence[str]) -> None:
         super().__init__(accelerator)
         self.class_names = class_names
+        # The smallest and the largest label so far, on their device. `result` reads them, so that
+        # no batch waits for a GPU. None: there was no label yet.
+        self.label_range: tuple[torch.Tensor, torch.Tensor] | None = None
         # The first batches: predicted classes and labels, int64 [2, samples], and the probabilities
         # of the predicted classes, float32 [samples].
         self.seen: list[torch.Tensor] = []
@@ -81,16 +89,48 @@ class ClassificationSums(Sums):
         Args:
             loss: the mean loss of the batch.
             logits: [batch, classes].
-            labels: int64 [batch].
+            labels: integers [batch], from 0 to classes - 1; `result` checks the range.
             metrics: further metrics, as `run.record` takes them. The mean over all elements of each
                 becomes a figure.
+
+        Raises:
+            UserError: the logits or the labels have another shape or type.
         """
+        require_batch(logits, labels, len(self.class_names))
+        labels = labels.long()
+        self.note_range(labels)
+        # An index out of range would end a GPU's process before `result` could say so.
+        labels = labels.clamp(0, len(self.class_names) - 1)
         predicted = logits.argmax(-1)
         super().add(len(labels), classified=self.count_classes(predicted, labels))
         super().record(loss, metrics, len(labels))
         if len(self.seen) < self.BATCHES_KEPT:
             self.seen.append(torch.stack([predicted, labels]))
             self.probabilities.append(logits.float().softmax(-1).amax(-1))
+
+    def note_range(self, labels: torch.Tensor) -> None:
+        """Keep the smallest and the largest label so far, without waiting for the device."""
+        if not len(labels):
+            return
+        smallest, largest = torch.aminmax(labels)
+        if self.label_range is not None:
+            smallest = torch.minimum(smallest, self.label_range[0])
+            largest = torch.maximum(largest, self.label_range[1])
+        self.label_range = (smallest, largest)
+
+    def require_labels_in_range(self) -> None:
+        """Raise a `UserError` if a label of this rank is not the index of a class."""
+        if self.label_range is None:
+            return
+        smallest, largest = map(int, torch.stack(self.label_range).tolist())
+        classes = len(self.class_names)
+        if smallest < 0 or largest >= classes:
+            raise UserError(
+                f"ClassificationSums.add got labels from {smallest} to {largest} for {classes} "
+                "classes",
+                advice=ADVICE_ON_BATCHES,
+                every_rank=True,
+            )
 
     def record(self, loss: Measured, metrics: Metrics | None, count: Measured) -> None:
         """Raise a `UserError`: only `add` gets the logits and labels that are needed here."""
@@ -132,7 +172,11 @@ class ClassificationSums(Sums):
 
         They are ``loss``, ``accuracy``, ``count`` and the further metrics given to `add`. With two
         classes, they include ``f1`` of the second class; with any other number, ``macro_f1``.
+
+        Raises:
+            UserError: a label was not the index of a class.
         """
+        self.require_labels_in_range()
         reduced = self.over_all_ranks()
         classes = len(self.class_names)
         confusion = None
@@ -165,6 +209,20 @@ class ClassificationSums(Sums):
             labels=labels,
             probabilities=torch.cat(self.probabilities or [torch.empty(0)]).cpu(),
         )
+
+
+def require_batch(logits: torch.Tensor, labels: torch.Tensor, classes: int) -> None:
+    """Raise a `UserError` unless a batch is logits [n, classes] with n integer labels."""
+    fits = logits.shape == (len(logits) if logits.ndim else 0, classes)
+    is_integer = not (labels.is_floating_point() or labels.is_complex())
+    if fits and labels.shape == logits.shape[:1] and is_integer:
+        return
+    raise UserError(
+        f"ClassificationSums.add got logits {[*logits.shape]} and labels {[*labels.shape]} of type "
+        f"{str(labels.dtype).removeprefix('torch.')} for {classes} classes",
+        advice=ADVICE_ON_BATCHES,
+        every_rank=True,
+    )
 
 
 def rates(class_counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from common.errors import UserError
 from common.measure.classification import ClassificationSums
 from tests.ranks import alone
 
@@ -81,3 +82,59 @@ def test_100_000_classes_take_little_memory() -> None:
     result = sums.result()
     assert (result["loss"], result["accuracy"], result["count"]) == (2.0, 0.75, 4)
     assert result["macro_f1"] == pytest.approx(3 / 100_000)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "dtype"),
+    [
+        ((4, 6, 3), (4, 6), torch.long),  # a class for each token
+        ((4, 3, 8, 8), (4, 8, 8), torch.long),  # a class for each pixel
+        ((4, 3), (5,), torch.long),
+        ((4, 3), (4, 1), torch.long),
+        ((4, 3), (4,), torch.float32),
+        ((4, 5), (4,), torch.long),  # more outputs than classes
+        ((4, 1), (4,), torch.long),
+        ((3,), (), torch.long),
+        ((), (), torch.long),
+    ],
+)
+def test_other_shapes_and_types_are_refused(
+    logits: tuple[int, ...], labels: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """The message names what it got, and what to pass."""
+    sums = ClassificationSums(alone(), ["a", "b", "c"])
+    with pytest.raises(UserError, match=r"logits \[n, classes\] and integer labels") as refused:
+        sums.add(torch.tensor(1.0), torch.zeros(logits), torch.zeros(labels, dtype=dtype))
+    got = f"logits {[*logits]} and labels {[*labels]} of type {str(dtype)[6:]} for 3 classes"
+    assert got in refused.value.problem
+
+
+@pytest.mark.parametrize("most_classes_of_a_matrix", [500, 1])
+@pytest.mark.parametrize("labels", [[0, -100, 2], [0, 1, 3], [-1, 7, 0], [1, 2, 0]])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_labels_out_of_range_are_refused(
+    labels: list[int], size: int, most_classes_of_a_matrix: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the smallest and the largest label of all batches."""
+    monkeypatch.setattr(ClassificationSums, "MAX_CLASSES", most_classes_of_a_matrix)
+    if {*labels} <= {0, 1, 2}:
+        assert evaluated([0, 1, 2], labels, 3, size)["count"] == 3
+        return
+    message = f"labels from {min(labels)} to {max(labels)} for 3 classes: pass logits"
+    with pytest.raises(UserError, match=message):
+        evaluated([0, 1, 2], labels, 3, size)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.bool])
+@pytest.mark.parametrize("most_classes_of_a_matrix", [500, 1])
+def test_integers_of_any_type_are_labels(
+    dtype: torch.dtype, most_classes_of_a_matrix: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small type must not overflow in the index of the confusion matrix."""
+    monkeypatch.setattr(ClassificationSums, "MAX_CLASSES", most_classes_of_a_matrix)
+    size = 2 if dtype == torch.bool else 200
+    sums = ClassificationSums(alone(), [str(index) for index in range(size)])
+    labels = torch.tensor([size - 1, 0, 1, size // 2])
+    sums.add(torch.tensor(1.0), torch.eye(size)[labels], labels.to(dtype))
+    sums.add(torch.tensor(1.0), torch.zeros(0, size), labels[:0].to(dtype))
+    assert sums.result()["count"] == 4
