@@ -14,7 +14,14 @@ from torch.utils.data import IterableDataset, default_collate
 
 from common.data.fingerprint import fingerprint_of_samples, fingerprint_of_splits
 from common.data.mistakes import empty_split_error
-from common.data.samples import Batch, Collate, Samples, preserved_generators, seed_for_sample
+from common.data.samples import (
+    Batch,
+    Collate,
+    Samples,
+    collated,
+    preserved_generators,
+    seed_for_sample,
+)
 from common.data.sources import DataSource
 from common.errors import UserError
 from common.run_directory.records import DataFacts
@@ -55,10 +62,11 @@ class DatasetSamples(Samples):
 
     def fetch(self, indices: torch.Tensor, epoch: int | None) -> Batch:
         rows = []
-        for index in indices.tolist():
+        numbers = indices.tolist()
+        for index in numbers:
             seed_for_sample(self.seed, epoch, index)
             rows.append(self.dataset[index])
-        return self.collate(rows)
+        return collated(self.collate, rows, numbers)
 
     def fingerprint(self) -> str | None:
         """Return the attribute ``fingerprint`` of the data set if it is a string.

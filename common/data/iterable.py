@@ -10,7 +10,7 @@ from accelerate.utils import send_to_device
 from torch.utils.data import default_collate
 
 from common.data.order import TrainingOrder
-from common.data.samples import Batch, Collate, Samples
+from common.data.samples import Batch, Collate, Samples, collated
 from common.errors import UserError
 from common.system.launch_variables import rank, world_size
 from common.system.wording import counted
@@ -133,7 +133,7 @@ class IterableSamples(Samples):
         """
         if self.rows is None:
             self.rows = self.read_rows()
-        batch = self.collate(list(islice(self.rows, len(indices))))
+        batch = collated(self.collate, list(islice(self.rows, len(indices))), None)
         position = self.position | {"dataset": self.dataset.state_dict()}
         return {"batch": batch, "position": position}
 

@@ -4,7 +4,10 @@ Different modules read tables, streamed parquet files and a recipe's own splits.
 functions, so that a mistake gets the same sentence in all of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
 
 from common.data.guess import Feature
 from common.errors import UserError
@@ -76,3 +79,49 @@ def other_columns_error(
             "belong to these data, such as an unlabelled test set, out of the folder"
         ),
     )
+
+
+def different_sizes_error(
+    rows: Sequence[object], indices: Sequence[int] | None
+) -> UserError | None:
+    """Return the error for samples of different sizes in one batch; None if all sizes are equal.
+
+    Args:
+        rows: the samples, each as the data set returned it.
+        indices: the indices of the samples; None if they have none.
+    """
+    expected = dict(sizes_in(rows[0]))
+    for number, row in enumerate(rows):
+        for place, size in sizes_in(row):
+            if size == expected.get(place, size):
+                continue
+            first, other = "one sample", "another one in the same batch"
+            if indices is not None:
+                first, other = f"sample {indices[number]}", f"sample {indices[0]}"
+            return UserError(
+                f"{first} of the data set has {place or 'a value'} of size {size}, but {other} has "
+                f"{expected[place]}",
+                advice=(
+                    "give all samples the same size, or pass your own collate_fn that pads them, "
+                    "as in DatasetSamples(dataset, collate_fn)"
+                ),
+                every_rank=True,
+            )
+    return None
+
+
+def sizes_in(value: object, place: str = "") -> Iterator[tuple[str, list[int]]]:
+    """Yield the place and the size of each tensor, array and list in a sample, at any depth.
+
+    Args:
+        place: where the value is in the sample, such as ``['image']``.
+    """
+    if isinstance(value, torch.Tensor | np.ndarray):
+        yield place, [*value.shape]
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from sizes_in(entry, f"{place}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        yield place, [len(value)]
+        for number, entry in enumerate(value):
+            yield from sizes_in(entry, f"{place}[{number}]")

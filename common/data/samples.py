@@ -1,15 +1,17 @@
 """The samples of one split of a data set, which make the batches of this split."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from accelerate.utils import convert_to_fp32, send_to_device
+from torch.utils.data import default_collate
 
 from common.data.fingerprint import fingerprint_of_samples
+from common.data.mistakes import different_sizes_error
 from common.data.order import Blocks, hash_integers
 
 # Tensors in nested dicts, lists or tuples, in whatever form the data set returns and the model
@@ -173,6 +175,24 @@ class Samples:
         return fingerprint_of_samples(
             len(self), lambda index: self.read(torch.tensor([index]), None)
         )
+
+
+def collated(collate: Collate, rows: list[Any], indices: Sequence[int] | None) -> Batch:
+    """Return the batch that a collate function makes of samples.
+
+    Args:
+        indices: the indices of the samples; None if they have none.
+
+    Raises:
+        UserError: the collate function is torch's, and the samples have different sizes.
+    """
+    try:
+        return collate(rows)
+    except Exception:
+        error = different_sizes_error(rows, indices) if collate is default_collate else None
+        if error is None:
+            raise
+    raise error
 
 
 @contextmanager

@@ -283,6 +283,56 @@ def test_batches_keep_their_structure(form: str, workers: int) -> None:
     assert {type(batch) for batch in batches} == {expected_type}
 
 
+def sized(form: str, size: int) -> Any:
+    """Return a sample with a value of this size, in a nest of this form."""
+    value = torch.zeros(2, size)
+    return {
+        "tensor": value,
+        "dict": {"image": value, "label": 1},
+        "array": {"image": value.numpy()},
+        "nested": {"x": (1, [value])},
+        "list": {"tokens": [1] * size},
+    }[form]
+
+
+SIZES = {  # by form: the place and the sizes that the message names
+    "tensor": "a value of size [2, 4], but sample 0 has [2, 3]",
+    "dict": "['image'] of size [2, 4], but sample 0 has [2, 3]",
+    "array": "['image'] of size [2, 4], but sample 0 has [2, 3]",
+    "nested": "['x'][1][0] of size [2, 4], but sample 0 has [2, 3]",
+    "list": "['tokens'] of size [4], but sample 0 has [3]",
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("form", SIZES)
+@pytest.mark.parametrize("position", [1, 5])
+def test_sample_of_another_size_is_named(form: str, position: int, workers: int) -> None:
+    """One sentence names it, with and without workers; torch's own error names no sample."""
+    rows = [sized(form, 3) for _ in range(6)]
+    rows[position] = sized(form, 4)
+    samples = DatasetSamples(rows)
+    order = EvaluationOrder(6, 6, 1, 0, lengths=None)
+    loader = Loader(samples, order, CPU, "auto", workers)
+    with pytest.raises(UserError) as error:
+        next(iter(loader))
+    assert error.value.problem == f"sample {position} of the data set has {SIZES[form]}"
+    assert "collate_fn that pads them" in error.value.advice
+
+
+def test_other_errors_of_collating_keep_their_traceback() -> None:
+    """A `collate_fn` of the user takes samples of any sizes, so they are not the mistake."""
+
+    def fail(rows: list[Any]) -> Any:
+        raise RuntimeError("a mistake of its own")
+
+    rows = [torch.zeros(2), torch.zeros(3)]
+    with pytest.raises(RuntimeError, match="a mistake of its own"):
+        DatasetSamples(rows, fail).fetch(torch.arange(2), None)
+    with pytest.raises(TypeError, match="default_collate"):
+        DatasetSamples([object(), object()]).fetch(torch.arange(2), None)
+
+
 def test_example_has_the_structure_of_a_batch() -> None:
     """The example of a batch holds shapes only, on the meta device."""
     samples = DatasetSamples([NESTS["nested"](index) for index in range(4)])
