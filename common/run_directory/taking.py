@@ -17,12 +17,15 @@ from common.ranks.agreement import ask_rank_zero, gather_lists
 from common.ranks.rank_exits import let_gloo_release, let_main_rank_exit_first
 from common.run_directory.directory import RunDirectory, remove_if_unused
 from common.run_directory.effective_batch import ResumableConfig
+from common.run_directory.excerpts import excerpt_of
 from common.run_directory.identity import saved_run_id
-from common.run_directory.records import CHECKPOINTS_FOLDER, CONFIG
+from common.run_directory.records import CHECKPOINTS_FOLDER, CONFIG, STATUS
 from common.run_directory.resume import read_run, require_unchanged_run, say_finished
-from common.run_directory.status import write_outcome
+from common.run_directory.status import read_status, write_outcome
 from common.storage.files import LOCK, locked
+from common.storage.json_files import read_json
 from common.system.launch_variables import is_main_rank, rank, several_machines
+from common.system.platforms import quoted
 
 # Seconds to wait for another job, which may take this long to save a checkpoint after a signal.
 PATIENCE = 60.0
@@ -110,7 +113,7 @@ def take_on_rank_zero(
             return None
         require_unchanged_run(run, config)
     else:
-        refuse_to_write_over(path)
+        refuse_to_write_over(path, recipe)
     earlier_run_id = saved_run_id(path) if is_resumed else None
     run_id = earlier_run_id or secrets.token_hex(8)
     # Replace the status of an earlier attempt at once, because it says nothing about this attempt.
@@ -181,12 +184,12 @@ def make_directory(output_dir: str | None, recipe: str, resume: bool) -> Path:
     """Make a run's directory and return it: `output_dir`, or a new folder under `runs/`.
 
     Raises:
-        UserError: the directory can't be made, or it contains a run and `resume` is false.
+        UserError: the directory can't be made, or it contains runs and `resume` is false.
     """
     if output_dir is not None:
         path = Path(output_dir)
         if not resume:
-            refuse_to_write_over(path)
+            refuse_to_write_over(path, recipe)
         with writing(str(path) if resume else f"--output-dir {path}"):
             path.mkdir(parents=True, exist_ok=True)
             (path / LOCK).touch()  # raises an error now if the directory can't be written
@@ -202,12 +205,21 @@ def make_directory(output_dir: str | None, recipe: str, resume: bool) -> Path:
     return path
 
 
-def refuse_to_write_over(path: Path) -> None:
-    """Raise a `UserError` if a directory contains a run, or a run's checkpoints."""
+def refuse_to_write_over(path: Path, recipe: str) -> None:
+    """Raise a `UserError` if a directory contains a run, its checkpoints, or folders of runs.
+
+    Args:
+        recipe: the recipe of the run that is to start there.
+    """
     if os.path.exists(path / CONFIG):
-        advice = "pass another directory, or add --resume auto to continue that run"
+        problem, advice = reason_not_to_start(path, recipe)
+        raise UserError(f"can't start in --output-dir {path}, because {problem}", advice=advice)
+    run = first_run_in(path)
+    if run is not None:
         raise UserError(
-            f"can't start in --output-dir {path}, because it already contains a run", advice=advice
+            f"can't start in --output-dir {path}, because it contains the folders of other runs, "
+            f"such as {run.name}",
+            advice=f"pass a folder of its own, such as --output-dir {quoted(path / 'NAME')}",
         )
     checkpoints = path / CHECKPOINTS_FOLDER
     if os.path.isdir(checkpoints) and os.listdir(checkpoints):
@@ -220,3 +232,27 @@ def refuse_to_write_over(path: Path) -> None:
             "add --resume auto"
         )
         raise UserError(mistake, advice=advice)
+
+
+def reason_not_to_start(path: Path, recipe: str) -> tuple[str, str]:
+    """Return why no run can start in a directory with a `config.json`, and what to do."""
+    saved = excerpt_of({})
+    with contextlib.suppress(UserError):  # the file is damaged
+        saved = excerpt_of(read_json(path / CONFIG))
+    another = "pass another directory"
+    if saved.recipe is None and not os.path.exists(path / STATUS):
+        return f"it contains a {CONFIG} that is not a run's", another
+    if saved.recipe not in (None, recipe):
+        return f"it already contains a run of another recipe, {saved.recipe!s:.50}", another
+    if read_status(path).status == "finished":
+        return "it already contains a run, which is finished", another
+    return "it already contains a run", f"{another}, or add --resume auto to continue that run"
+
+
+def first_run_in(path: Path) -> Path | None:
+    """Return the first folder in a directory that is a run's; None if there is none."""
+    with contextlib.suppress(OSError):  # there is no such directory, or it can't be read
+        for name in sorted(os.listdir(path)):
+            if all(os.path.isfile(path / name / file) for file in (CONFIG, STATUS)):
+                return path / name
+    return None

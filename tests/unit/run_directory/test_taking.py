@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,14 @@ from common.errors import UserError
 from common.run_directory import taking
 from common.run_directory.taking import TakenDirectory, make_directory, require_shared_folder
 from common.storage.files import LOCK, locked
-from tests.unit.recipes import resolved_config, saved_contents, status_of, take_directory, write_run
+from tests.unit.recipes import (
+    config_class,
+    resolved_config,
+    saved_contents,
+    status_of,
+    take_directory,
+    write_run,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +47,64 @@ def test_run_directory_is_never_overwritten(tmp_path: Path) -> None:
         take_directory(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     take_directory(tmp_path, resume=True).release()
+
+
+@pytest.mark.parametrize(
+    ("status", "recipe", "problem", "resumes"),
+    [
+        ("running", "mnist_mlp", "it already contains a run$", True),
+        ("failed", "mnist_mlp", "it already contains a run$", True),
+        (None, "mnist_mlp", "it already contains a run$", True),
+        ("finished", "mnist_mlp", "it already contains a run, which is finished$", False),
+        ("failed", "bert", "it already contains a run of another recipe, bert$", False),
+    ],
+)
+def test_advice_fits_the_run_that_is_there(
+    status: str | None, recipe: str, problem: str, resumes: bool, tmp_path: Path
+) -> None:
+    """`--resume auto` is named only if it would continue the run."""
+    write_run(tmp_path, config_class(recipe)(), recipe, status=status)
+    with pytest.raises(UserError) as refused:
+        take_directory(tmp_path)
+    assert re.search(problem, refused.value.problem)
+    assert ("--resume auto" in refused.value.advice) == resumes
+
+
+@pytest.mark.parametrize("contents", ["{}", "[]", "{", '{"hidden_size": 4}'])
+@pytest.mark.parametrize("has_status", [True, False])
+def test_config_of_something_else_is_no_run(
+    contents: str, has_status: bool, tmp_path: Path
+) -> None:
+    """A damaged file beside a `status.json` is a run's; another one may be a model's."""
+    (tmp_path / "config.json").write_text(contents)
+    if has_status:
+        (tmp_path / "status.json").write_text("{}")
+    problem = (
+        "already contains a run" if has_status else r"a config\.json that is not a run's: pass"
+    )
+    with pytest.raises(UserError, match=problem) as refused:
+        take_directory(tmp_path)
+    assert ("--resume" in refused.value.advice) == has_status
+
+
+@pytest.mark.parametrize("status", ["running", "failed", "finished"])
+def test_folder_of_runs_is_refused(status: str, tmp_path: Path) -> None:
+    """A run's files would lie beside the folders of other runs."""
+    write_run(tmp_path / "runs" / "first", resolved_config(), status=status)
+    with pytest.raises(UserError, match=r"folders of other runs, such as first") as refused:
+        take_directory("runs")
+    assert refused.value.advice == "pass a folder of its own, such as --output-dir runs/NAME"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
+    take_directory(tmp_path / "runs" / "second").release()
+
+
+def test_folder_of_other_files_is_accepted(tmp_path: Path) -> None:
+    """A folder of models, or an unfinished start, is in nobody's way."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "status.json").write_text("{}")
+    take_directory(tmp_path).release()
 
 
 @pytest.mark.parametrize("path", ["/proc/self", "file/run", "x" * 300, "/dev/null"])
