@@ -204,15 +204,31 @@ def show_summary(
             metric = metric_named(name)
             rows.append([metric.heading + suffix, metric.text(summary[name])])
     rows.append(["model", model_text(run_config, summary)])
-    if THROUGHPUT in summary:  # a run that only evaluates has no figures of speed and memory
-        rows.append(["peak memory", f"{peak_memory(summary):,.0f} MiB"])
-    if memory:
-        rows.append(["planned → taken", f"MiB: {comparison_text(memory)}"])
+    rows += memory_rows(run_config.environment.world_size, summary, memory)
     rows.append(["files", str(folder)])
     if is_main_rank():
         print_facts(rows, title=run_config.recipe)
     for command in commands:
         say(f"{command.purpose:8}{command.text}")
+
+
+def memory_rows(
+    world_size: int, summary: Mapping[str, float], memory: MemoryRows
+) -> list[list[str]]:
+    """Return the rows of the final table on memory; see `show_summary` for the arguments.
+
+    The peak is the highest of all processes. The parts are those of rank 0, whose total may be
+    lower. With several processes, the rows say so.
+    """
+    rows = []
+    of_process, of_rank = (
+        (", the most of any process", " on rank 0") if world_size > 1 else ("", "")
+    )
+    if THROUGHPUT in summary:  # a run that only evaluates has no figures of speed and memory
+        rows.append(["peak memory", f"{peak_memory(summary):,.0f} MiB{of_process}"])
+    if memory:
+        rows.append(["planned → taken", f"MiB{of_rank}: {comparison_text(memory)}"])
+    return rows
 
 
 def model_text(run_config: RunConfig, summary: Mapping[str, float]) -> str:

@@ -11,6 +11,7 @@ import pytest
 from common.metric_names import STEP
 from common.track.report import (
     evaluation_text,
+    memory_rows,
     rate_lines,
     show_plan,
     show_summary,
@@ -113,6 +114,17 @@ def test_evaluation_names_the_model_that_it_loaded(
     table = capsys.readouterr().out
     assert f"{name}{expected} " in table
     assert "update 0" not in table
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 8])
+def test_memory_of_several_processes_says_whose_it_is(world_size: int) -> None:
+    """The peak may be another rank's than the parts, so the two totals may differ."""
+    summary = {"perf/samples_per_second": 9.0, "memory/host_rss_mib": 647.0}
+    peak, parts = memory_rows(world_size, summary, [("total", 594.1, 593.9)])
+    several = world_size > 1
+    assert peak == ["peak memory", "647 MiB" + ", the most of any process" * several]
+    assert parts == ["planned → taken", f"MiB{' on rank 0' * several}: total 594.1 → 593.9"]
+    assert memory_rows(world_size, {}, []) == []
 
 
 def shown_rows(split: str, final: float, best: float, capsys: pytest.CaptureFixture[str]) -> str:
