@@ -395,11 +395,13 @@ def quoted(word: object) -> str:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path relative to the current folder; absolute if on another Windows drive."""
+    """Return a path as a message shows it: relative if it is inside the current folder."""
+    absolute = os.path.abspath(path)
     try:
-        return os.path.relpath(path)
-    except ValueError:
-        return str(path)
+        relative = os.path.relpath(absolute)
+    except ValueError:  # on another Windows drive
+        return absolute
+    return absolute if relative.split(os.sep)[0] == os.pardir else relative
 
 
 def split_words(text: str) -> list[str]:

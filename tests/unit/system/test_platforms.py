@@ -357,7 +357,31 @@ def test_path_on_another_drive_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -
         raise ValueError("path is on mount 'D:', start on mount 'C:'")
 
     monkeypatch.setattr(os.path, "relpath", refuse)
-    assert platforms.shown_path(Path("D:/runs")) == "D:/runs"
+    path = Path("/other/runs").absolute()
+    assert platforms.shown_path(path) == str(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("runs/a", "runs/a"),
+        ("{here}/runs/a", "runs/a"),
+        ("{here}", "."),
+        ("..a/b", "..a/b"),
+        ("..", "{parent}"),
+        ("../other", "{parent}/other"),
+        ("{parent}/here-too/a", "{parent}/here-too/a"),
+        ("{here}/../other", "{parent}/other"),
+    ],
+)
+def test_path_is_relative_only_inside_the_current_folder(
+    path: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path with "../" would be hard to find from another folder."""
+    folders = {"here": str(tmp_path / "here"), "parent": str(tmp_path)}
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert platforms.shown_path(Path(path.format(**folders))) == shown.format(**folders)
 
 
 # Messages of the system.
