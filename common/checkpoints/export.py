@@ -1,7 +1,9 @@
 """Writes a finished model to a folder, and loads such weights into a model."""
 
+import contextlib
 import os
 import shutil
+import sys
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
@@ -76,7 +78,8 @@ def write_whole_model(folder: Path, model: nn.Module, weights: Tensors) -> None:
     """Write the weights of a model that is not sharded; also a Transformers model's other files."""
     save_pretrained = getattr(model, "save_pretrained", None)
     if save_pretrained is not None:
-        save_pretrained(folder)
+        with without_progress_bar():
+            save_pretrained(folder)
     else:
         write_tensors(folder / WEIGHTS, copied(weights))
 
@@ -85,8 +88,26 @@ def write_sharded_model(folder: Path, skeleton: nn.Module, weights: Tensors) -> 
     """Write the weights of a sharded model on rank 0, and a Transformers model's other files."""
     save_pretrained = getattr(skeleton, "save_pretrained", None)
     if save_pretrained is not None:
-        save_pretrained(folder, state_dict={})  # the files besides the weights
+        with without_progress_bar():
+            save_pretrained(folder, state_dict={})  # the files besides the weights
     write_sharded_weights(folder / WEIGHTS, weights)
+
+
+@contextlib.contextmanager
+def without_progress_bar() -> Iterator[None]:
+    """Have Transformers show no progress bar in the block, because a run has its own display."""
+    if "transformers" not in sys.modules:  # the model is of another library
+        yield
+        return
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()
 
 
 def digest_of_weights_file(path: Path) -> WeightsDigest:

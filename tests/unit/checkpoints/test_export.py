@@ -228,6 +228,30 @@ def test_transformers_model_with_tied_weights_is_loaded(tmp_path: Path) -> None:
         assert torch.equal(loaded(tokens).logits, model(tokens).logits)
 
 
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize("was_enabled", [False, True])
+def test_export_of_a_transformers_model_shows_no_bar(
+    was_enabled: bool, is_sharded: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The user's own setting is as before."""
+    from transformers import BertConfig, BertForTokenClassification
+    from transformers.utils import logging
+
+    config = BertConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+                        intermediate_size=8, max_position_embeddings=8)  # fmt: skip
+    model = BertForTokenClassification(config)
+    before = logging.is_progress_bar_enabled()
+    set_bar = logging.enable_progress_bar if was_enabled else logging.disable_progress_bar
+    set_bar()
+    try:
+        skeleton = BertForTokenClassification(config).to("meta") if is_sharded else None
+        save_model(tmp_path / "model", model, {}, card="", skeleton=skeleton)
+        assert logging.is_progress_bar_enabled() == was_enabled
+    finally:
+        (logging.enable_progress_bar if before else logging.disable_progress_bar)()
+    assert capfd.readouterr().err == ""
+
+
 def test_export_is_atomic(saved: tuple[Path, nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     """Until a new model is complete, the old one stays. The next attempt replaces it."""
     directory, model = saved
