@@ -144,6 +144,34 @@ def check_limits(config: "DataclassInstance") -> None:
         check_value(type(config), field.name, getattr(config, field.name))
 
 
+def check_types(config: "DataclassInstance") -> None:
+    """Raise a `UserError` for the first value that does not have its flag's type.
+
+    The command line checks types as it is read. A program may pass any value.
+    """
+    types = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        expected = expected_type(types[field.name], plain_value(value))
+        if expected is not None:
+            raise UserError(
+                f"{type(config).__name__}({field.name}={reprlib.repr(value)}) can't be used",
+                advice=f"pass {expected}",
+            )
+
+
+def plain_value(value: Any) -> object:
+    """Return a program's value as a flag has it: a tuple, a text for a path, a number of Python.
+
+    The types are those of `os`, of NumPy and of torch, hence `Any`.
+    """
+    if isinstance(value, list):
+        return tuple(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.item() if hasattr(value, "item") else value
+
+
 def check_value(config_class: type, name: str, value: object) -> None:
     """Raise a `UserError` if a flag does not allow a value."""
     misfit = first_misfit(config_class, name, value)

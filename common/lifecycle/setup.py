@@ -10,6 +10,7 @@ from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.failures.outcomes import outcome_of
+from common.flags import check_limits, check_types
 from common.lifecycle.resolution import ConfigResolution
 from common.lifecycle.stages import Context
 from common.measure.meters import Meters
@@ -24,6 +25,7 @@ from common.track.log import Log
 from common.training.accelerator import build_accelerator
 from common.training.best import Best
 from common.training.gradients import GradientGuard
+from common.training.notebook import is_called_by_a_program
 from common.training.progress import Progress
 from common.training.rank_decisions import RankDecisions
 from common.training.sharding_accelerator import ShardingAccelerator
@@ -40,6 +42,9 @@ def set_up(
             used.
         SystemExit: with status 0, if the run to resume is finished.
     """
+    if is_called_by_a_program(str(recipe_file)):  # otherwise the command line was checked
+        check_types(config)
+        check_limits(config)
     resolution = ConfigResolution(config)
     progress = Progress()
     source = RecipeSource(recipe_file)

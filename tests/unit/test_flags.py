@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from common.config import TrainingConfig
@@ -16,6 +18,7 @@ from common.flags import (
     as_typed,
     check_limits,
     check_number,
+    check_types,
     expected_values,
     flag,
     from_json,
@@ -165,6 +168,41 @@ def test_json_lists_become_tuples() -> None:
     """An integer is a valid real number."""
     values = {"rate": 1, "sizes": [1, 2], "name": "x", "choice": "b", "maybe": None}
     assert from_json(Own, values, "file") == {**values, "sizes": (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("epochs", "three", "a value of type int | None"),
+        ("batch_size", 2.5, "a value of type int"),
+        ("dropout", None, "a value of type float"),
+        ("keep", "first", "a value of type Literal['best', 'last']"),
+        ("deterministic", 1, "a value of type bool"),
+        ("tags", [3], "a value of type tuple[str, ...]"),
+        ("output_dir", 3, "a value of type str | None"),
+        ("epochs", np.int64(3), None),
+        ("learning_rate", np.float32(0.5), None),
+        ("learning_rate", 1, None),
+        ("tags", ["a"], None),
+        ("output_dir", Path("runs/a"), None),
+    ],
+)
+def test_types_of_a_program_are_checked(name: str, value: Any, expected: str | None) -> None:
+    """The message is as that of a `config.json`; values that work as the flag's type are fine."""
+    config: Any = config_class("mnist_mlp")(**{name: value})
+    if expected is None:
+        check_types(config)
+        return
+    with pytest.raises(UserError) as refused:
+        check_types(config)
+    assert refused.value.problem == f"Config({name}={value!r}) can't be used"
+    assert refused.value.advice == f"pass {expected}"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_defaults_have_their_types(recipe: str) -> None:
+    """A program may leave all flags out."""
+    check_types(config_class(recipe)())
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common.errors import UserError
 from common.run import Run
+from tests.launch import REPOSITORY
 from tests.small_run import FLAGS, run, run_until_killed
-from tests.unit.recipes import status_of
+from tests.unit.recipes import config_class, status_of
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -49,3 +51,22 @@ def test_mistake_of_another_command_says_nothing_of_a_run(tmp_path: Path) -> Non
         error, _ = run(*flags, "--output-dir", directory)
         assert isinstance(error, UserError)
         assert status_of(directory)["status"] == "preempted"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"epochs": "three"}, r"Config\(epochs='three'\) can't be used: pass a value of type int"),
+        ({"epochs": 0}, "--epochs 0 is out of range: pass a number from 1"),
+        ({"batch_size": 2.5}, r"Config\(batch_size=2\.5\) can't be used"),
+    ],
+)
+def test_flags_of_a_program_are_checked(
+    flags: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program makes its Config without the command line, and leaves no run behind."""
+    monkeypatch.chdir(tmp_path)
+    config = config_class("mnist_mlp")(**flags)
+    with pytest.raises(UserError, match=message):
+        Run(config, str(REPOSITORY / "recipes" / "mnist_mlp.py"), "accuracy:max")
+    assert not list(tmp_path.iterdir())
