@@ -86,6 +86,41 @@ def test_other_code_is_named(
     assert f"pass --recipe {kept}\n" in capsys.readouterr().err
 
 
+OWN_PREPARATION = """
+import torch
+from torch import nn
+from common.config import TrainingConfig as Config
+
+OBJECTIVE = "loss:min"
+
+
+class Regressor(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("std", torch.ones(features))
+        self.layer = nn.Linear(features, 1)
+
+    def forward(self, rows):
+        return self.layer((rows - self.mean) / self.std)
+"""
+
+
+@pytest.mark.parametrize("features", [1, 3, 8])
+def test_buffers_bring_the_preparation_of_rows_along(features: int, tmp_path: Path) -> None:
+    """The docs advise it: the loaded model takes rows as they are in the file."""
+    recipe = tmp_path / "train.py"
+    recipe.write_text(OWN_PREPARATION)
+    rows = 5 + 3 * torch.randn(20, features)
+    model: Any = load_recipe(recipe).module.Regressor(features)
+    model.mean.copy_(rows.mean(0))
+    model.std.copy_(rows.std(0))
+    facts = {"recipe": "train", "class": "Regressor", "arguments": {"features": features}}
+    save_model(tmp_path / "run" / "model", model, facts, card="", skeleton=None)
+    with torch.no_grad():
+        assert torch.equal(load_model(tmp_path / "run", recipe)(rows), model(rows))
+
+
 def test_every_example_with_its_own_model_is_tested() -> None:
     """Those of BERT are loaded by Transformers, in the tests of whole runs."""
     names = {example.name for example in EXAMPLES if example.origin != "bert"}
