@@ -134,7 +134,7 @@ def advice_to_omit(config: object, name: str) -> str:
 class Misfit(NamedTuple):
     """A value that a flag does not allow."""
 
-    value: object  # an item of the flag's value if that is a tuple
+    value: object  # an item of the flag's value if that is a tuple or a list
     expected: str  # the values that the flag allows
 
 
@@ -144,32 +144,37 @@ def check_limits(config: "DataclassInstance") -> None:
         check_value(type(config), field.name, getattr(config, field.name))
 
 
-def check_types(config: "DataclassInstance") -> None:
-    """Raise a `UserError` for the first value that does not have its flag's type.
+def settle_types(config: "DataclassInstance") -> None:
+    """Give each value of a program the form that flags have, such as a text for a path.
 
     The command line checks types as it is read. A program may pass any value.
+
+    Raises:
+        UserError: a value does not have its flag's type.
     """
     types = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        expected = expected_type(types[field.name], plain_value(value))
-        if expected is not None:
+        flag_value = value_as_flag(value)
+        expected = expected_type(types[field.name], flag_value)
+        if expected is None:
+            setattr(config, field.name, flag_value)
+        elif expected_type(types[field.name], value) is not None:  # a list may be meant
             raise UserError(
                 f"{type(config).__name__}({field.name}={reprlib.repr(value)}) can't be used",
                 advice=f"pass {expected}",
             )
 
 
-def plain_value(value: Any) -> object:
+def value_as_flag(value: Any) -> object:
     """Return a program's value as a flag has it: a tuple, a text for a path, a number of Python.
 
     The types are those of `os`, of NumPy and of torch, hence `Any`.
     """
-    if isinstance(value, list):
-        return tuple(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return value.item() if hasattr(value, "item") else value
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    return tuple(plain) if isinstance(plain, list) else plain
 
 
 def check_value(config_class: type, name: str, value: object) -> None:
@@ -202,11 +207,11 @@ def check_number(
 
 
 def first_misfit(config_class: type, name: str, value: object) -> Misfit | None:
-    """Return the value, or the first item of a tuple, that a flag does not allow.
+    """Return the value, or the first item of a tuple or list, that a flag does not allow.
 
     The result is None if the whole value is within the flag's limits.
     """
-    items = value if isinstance(value, tuple) else (value,)
+    items = value if isinstance(value, (tuple, list)) else (value,)
     for item in items:
         expected = expected_values(config_class, name, item)
         if expected is not None:

@@ -362,7 +362,7 @@ def restore_newest(
     chosen = ask_rank_zero(lambda: choose_checkpoint(checkpoints, last_checkpoint))
     path, damage_of_best = chosen.path, chosen.damage_of_best
     if path is None:
-        lack = "no undamaged checkpoint" if chosen.found_any else "no checkpoint yet"
+        lack = "no undamaged checkpoint" if chosen.found_any else "no checkpoint"
         say(f"resuming {checkpoints.folder.parent} from its start, because it has {lack}")
         return None
     say(f"resuming {path}")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from weakref import WeakSet, ref
 
 from torch import nn
 
@@ -43,10 +44,14 @@ class Evaluations:
         self.states_before_rehearsal: State | None = None  # of the random generators
         self.evaluated_model: nn.Module | None = None  # the bare model that was evaluated last
         self.evaluated_step: int | None = None  # the update after which this model was evaluated
-        # The bare models that were evaluated since the last call of `log`, each once.
-        self.models_of_evaluation: list[nn.Module] = []
-        self.best_model: nn.Module | None = None  # whose weights were saved as the best
-        self.model_with_best: nn.Module | None = None  # which `load_best` was given at the end
+        self.rehearsed_models: list[nn.Module] = []  # the bare models that the rehearsal evaluated
+        # All bare models that the recipe evaluated, in rehearsals too. References are weak, because
+        # a recipe may make a new copy for each evaluation.
+        self.evaluated_models: WeakSet[nn.Module] = WeakSet()
+        self.best_model: ref[nn.Module] | None = None  # whose weights were saved as the best
+        # The model that `load_best` was given, and the models that were evaluated before.
+        self.model_with_best: nn.Module | None = None
+        self.models_before_best: WeakSet[nn.Module] = WeakSet()
         self.kept_step: int | None = None  # the update of the model to export, once it is known
 
     def is_due(self, plan: Plan, loaded: LoadedData) -> bool:
@@ -98,8 +103,7 @@ class Evaluations:
         context = self.context
         step = context.progress.global_step
         bare_model: nn.Module = context.accelerator.unwrap_model(model)
-        if not any(bare_model is other for other in self.models_of_evaluation):
-            self.models_of_evaluation.append(bare_model)
+        self.evaluated_models.add(bare_model)
         seed = context.config.seed
         mode = evaluation_mode(context.accelerator, bare_model, context.random, seed)
         if self.rehearsal.is_on:
@@ -121,6 +125,8 @@ class Evaluations:
     @contextmanager
     def rehearsing(self, bare_model: nn.Module) -> Iterator[None]:
         """Let an evaluation read two batches at most, then restore the model's buffers."""
+        if not any(bare_model is other for other in self.rehearsed_models):
+            self.rehearsed_models.append(bare_model)
         restore_buffers = keep_buffers(bare_model)
         self.rehearsal.begin_evaluation()
         with self.context.meters.stopwatch.stopped():
@@ -147,11 +153,10 @@ class Evaluations:
         context = self.context
         logs = context.logs
         values = checked_figures(figures, context.objective, context.accelerator)
-        evaluated_models = self.models_of_evaluation
-        self.models_of_evaluation = []
         if self.rehearsal.is_on:
             refuse_means(figures, context.accelerator)
-            note_several_models(evaluated_models)
+            note_several_models(self.rehearsed_models)
+            self.rehearsed_models = []
             self.rehearsal.accept_figures()
             if self.states_before_rehearsal is not None:
                 context.random.load_state_dict(self.states_before_rehearsal)
@@ -161,8 +166,9 @@ class Evaluations:
         if is_best and context.best.is_kept:
             with context.meters.stopwatch.stopped():
                 compare_weights_of_ranks(context)
-                self.best_model = self.model_to_export(kept)
-                weights = export.weights_of(self.best_model)
+                best_model = self.model_to_export(kept)
+                self.best_model = ref(best_model)
+                weights = export.weights_of(best_model)
                 context.checkpoints.save_best(context.progress.global_step, weights)
 
     def log_final(
@@ -209,8 +215,8 @@ class Evaluations:
                 `--early-stopping`, the last update may have none yet.
 
         Raises:
-            UserError: the best weights are those of another network. A resume without a further
-                evaluation can't tell.
+            UserError: the recipe evaluated this network, but saved another one as the best. A
+                resume without a further evaluation can't tell.
         """
         context = self.context
         step = context.progress.global_step
@@ -219,9 +225,11 @@ class Evaluations:
         if not context.best.is_kept or best_step is None:
             return
         bare_model: nn.Module = context.accelerator.unwrap_model(model)
-        if self.best_model is not None and bare_model is not self.best_model:
+        is_other_one = self.best_model is not None and bare_model is not self.best_model()
+        if is_other_one and bare_model in self.evaluated_models:
             raise other_best_model_error()
         self.model_with_best = bare_model
+        self.models_before_best = WeakSet(self.evaluated_models)
         if best_step == step:
             return
         save()
@@ -235,9 +243,12 @@ class Evaluations:
     def require_best_model_last(self) -> None:
         """Raise a `UserError` if the model to export is not the one that `load_best` was given.
 
-        The figures and the update in `model.json` would be those of another network.
+        The figures and the update in `model.json` would be those of another network. A network that
+        is evaluated for the first time now was made of the best one, for example by merging
+        adapters into it.
         """
-        if self.model_with_best is None or self.evaluated_model is None:
+        exported = self.evaluated_model
+        if exported is None or self.model_with_best is None or exported is self.model_with_best:
             return
-        if self.evaluated_model is not self.model_with_best:
+        if exported in self.models_before_best:
             raise other_exported_model_error()

@@ -68,18 +68,19 @@ def note_several_models(evaluated_models: Sequence[nn.Module]) -> None:
     """
     if len(evaluated_models) > 1:
         say(
-            f"{len(evaluated_models)} networks are evaluated before run.log(...): the one that is "
-            "evaluated last is saved as the best and exported, so evaluate the network last that "
-            "run.load_best(...) gets"
+            f"{len(evaluated_models)} networks are evaluated before run.log(...): the last one is "
+            "saved as the best, so evaluate the network last that run.load_best(...) gets"
         )
 
 
 def other_best_model_error() -> UserError:
     """Return the error for `run.load_best(...)` with a network that was not saved as the best."""
     return UserError(
-        "run.load_best(...) got another network than the one whose weights were saved as the best, "
-        "which is the one that was evaluated last before run.log(...)",
-        advice="pass that network to run.load_best(...), or evaluate the other one last",
+        "run.load_best(...) got another network than the one that was saved as the best",
+        advice=(
+            "pass the network that is evaluated last before run.log(...), or evaluate the other "
+            "one last"
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.failures.outcomes import outcome_of
-from common.flags import check_limits, check_types
+from common.flags import check_limits, settle_types
 from common.lifecycle.resolution import ConfigResolution
 from common.lifecycle.stages import Context
 from common.measure.meters import Meters
@@ -42,13 +42,15 @@ def set_up(
             used.
         SystemExit: with status 0, if the run to resume is finished.
     """
-    if is_called_by_a_program(str(recipe_file)):  # otherwise the command line was checked
-        check_types(config)
-        check_limits(config)
+    is_from_a_program = is_called_by_a_program(str(recipe_file))
+    if is_from_a_program:  # otherwise the command line was checked
+        settle_types(config)
     resolution = ConfigResolution(config)
     progress = Progress()
     source = RecipeSource(recipe_file)
     with noting_refusal(config):
+        if is_from_a_program:
+            check_limits(config)
         parsed_objective = Objective.parse(objective)
         accelerator = build_accelerator(config, ddp)
         # Rank 0 waits at most this long for the directory. Other ranks wait longer for rank 0.

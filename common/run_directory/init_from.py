@@ -22,7 +22,7 @@ from common.run_directory.finished_model import (
 )
 from common.run_directory.model_records import InitialFacts, PublishedSettings
 from common.run_directory.record_files import mistake_in_words, read_record_if_there
-from common.run_directory.records import CONFIG, MODEL_FOLDER, MODEL_JSON
+from common.run_directory.records import MODEL_FOLDER, MODEL_JSON, STATUS
 from common.storage.json_files import json_safe, read_json_if_there
 from common.system.platforms import quoted
 
@@ -131,7 +131,10 @@ def origin_of_local(name: str) -> str:
         facts = next(filter(None, found), facts)
     if not isinstance(facts.update, int):
         return ""
-    of_run = "" if os.path.isfile(path / CONFIG) else f" of run {facts.run_id}"
+    # A model that Transformers loads has a `config.json` of its own, but no `status.json`.
+    is_run = os.path.isfile(path / STATUS)
+    has_id = isinstance(facts.run_id, str)
+    of_run = f" of run {facts.run_id}" if has_id and not is_run else ""
     return f"of update {facts.update:,}{of_run}"
 
 

@@ -226,8 +226,8 @@ class GradientGuard:
                 f"the loss became NaN in update {global_step} or shortly before",
                 advice=(
                     "start a new run with a lower --learning-rate, and call "
-                    "run.clip_grad_norm_(model, optimizer) before each step, which leaves out "
-                    f"updates whose gradients are not finite; {LOOK_AT_THE_DATA}"
+                    "run.clip_grad_norm_(model, optimizer) before each step, so that such "
+                    f"gradients change no weights; {LOOK_AT_THE_DATA}"
                 ),
             )
         changes = ["a lower --learning-rate or --max-grad-norm"]

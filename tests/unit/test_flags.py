@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from pydantic import JsonValue, TypeAdapter
 
 from common.config import TrainingConfig
 from common.errors import UserError
@@ -18,14 +19,15 @@ from common.flags import (
     as_typed,
     check_limits,
     check_number,
-    check_types,
     expected_values,
     flag,
     from_json,
     role_of,
+    settle_types,
     spelled,
     stated_metadata,
 )
+from common.storage.json_files import json_safe
 from common.system.platforms import quoted
 from tests.launch import RECIPES
 from tests.unit.recipes import config_class, kind_of
@@ -183,18 +185,22 @@ def test_json_lists_become_tuples() -> None:
         ("epochs", np.int64(3), None),
         ("learning_rate", np.float32(0.5), None),
         ("learning_rate", 1, None),
+        ("learning_rate", np.float64(0.5), None),
+        ("hidden_sizes", np.array([64, 32]), None),
+        ("hidden_sizes", [64, 32], None),
         ("tags", ["a"], None),
         ("output_dir", Path("runs/a"), None),
     ],
 )
 def test_types_of_a_program_are_checked(name: str, value: Any, expected: str | None) -> None:
-    """The message is as that of a `config.json`; values that work as the flag's type are fine."""
+    """The message is as that of a `config.json`, which can store all values that are accepted."""
     config: Any = config_class("mnist_mlp")(**{name: value})
     if expected is None:
-        check_types(config)
+        settle_types(config)
+        TypeAdapter(JsonValue).validate_python(json_safe(getattr(config, name)))
         return
     with pytest.raises(UserError) as refused:
-        check_types(config)
+        settle_types(config)
     assert refused.value.problem == f"Config({name}={value!r}) can't be used"
     assert refused.value.advice == f"pass {expected}"
 
@@ -202,7 +208,7 @@ def test_types_of_a_program_are_checked(name: str, value: Any, expected: str | N
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_defaults_have_their_types(recipe: str) -> None:
     """A program may leave all flags out."""
-    check_types(config_class(recipe)())
+    settle_types(config_class(recipe)())
 
 
 @pytest.mark.parametrize(

@@ -188,5 +188,12 @@ def draw_legend(axes: Axes, comparison: Comparison, styles: Sequence[Style]) -> 
 
 
 def wrapped_name(name: str) -> str:
-    """Break a long name into lines for the legend; the end of a very long one is left out."""
-    return textwrap.fill(name, NAME_WIDTH, max_lines=NAME_LINES, placeholder="…")
+    """Break a long name into lines for the legend, without the middle of a very long one.
+
+    Names of runs differ at their beginning or their end.
+    """
+    most_characters = NAME_WIDTH * NAME_LINES
+    if len(name) > most_characters:
+        half = most_characters // 2
+        name = f"{name[: half - 1]}…{name[-half:]}"
+    return textwrap.fill(name, NAME_WIDTH)

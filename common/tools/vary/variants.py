@@ -29,6 +29,8 @@ from common.tools.tune.space import Space, command_words, parse_space
 from common.tools.vary.records import read_command, write_command
 from common.tools.vary.report import report_on_variants
 
+MAX_NAME_LENGTH = 120  # characters of a variant's directory; file systems allow 255 bytes
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -208,9 +210,13 @@ def variant_title(varied_processes: str, values: dict[str, str]) -> str:
 def directory_name(title: str) -> str:
     """Return the name of a variant's directory, such as ``dropout=0.1_batch-size=64``.
 
-    All characters of the title become dashes except letters, digits and a few signs.
+    All characters of the title become dashes except letters, digits and a few signs. The rest of a
+    very long name, which file systems may refuse, becomes a digest.
     """
-    return re.sub(r"[^\w.+=-]+", "-", title.replace(", ", "_"))
+    name = re.sub(r"[^\w.+=-]+", "-", title.replace(", ", "_"))
+    if len(name) <= MAX_NAME_LENGTH:
+        return name
+    return f"{name[:MAX_NAME_LENGTH]}-{sha256_of_bytes(name.encode())[:8]}"
 
 
 def default_directory(command: list[str]) -> str:

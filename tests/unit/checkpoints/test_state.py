@@ -329,10 +329,10 @@ def test_restore_ignores_files_outside_the_manifest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "writer", "lack"),
     [
-        (0, RUN_ID, "no checkpoint yet"),
+        (0, RUN_ID, "no checkpoint"),
         (1, RUN_ID, "no undamaged checkpoint"),
         (2, RUN_ID, "no undamaged checkpoint"),
-        (1, "another run", "no checkpoint yet"),
+        (1, "another run", "no checkpoint"),
     ],
 )
 def test_resume_from_the_start_says_what_is_lacking(

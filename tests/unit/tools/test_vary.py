@@ -226,6 +226,9 @@ def test_directories_of_variants_state_flags_and_values() -> None:
     assert directory_name("hidden-sizes=8 16, processes=2") == "hidden-sizes=8-16_processes=2"
     assert directory_name("model=google/bert: a*b") == "model=google-bert-a-b"
     assert directory_name("these flags") == "these-flags"
+    long_names = [directory_name(f"model={'x' * 300}{end}") for end in "ab"]
+    assert len({*long_names}) == 2
+    assert all(len(name) < 150 for name in long_names)
 
 
 def test_titles_of_variants_have_flags_and_values() -> None:

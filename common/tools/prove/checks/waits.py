@@ -17,8 +17,8 @@ LOG_EVERY = 4
 FIRST_CHECKED = 2
 ADVICE = (
     "pass tensors to run.record(loss, {...}), which reads them only at log lines; on the device, "
-    "use torch.where instead of `if`, and (values * mask).sum() / mask.sum() instead of "
-    "values[mask].mean()"
+    "use torch.where instead of `if`, and (values * mask).sum() / mask.sum().clamp(min=1) instead "
+    "of values[mask].mean()"
 )
 
 
