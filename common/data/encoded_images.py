@@ -162,5 +162,5 @@ def unreadable_error(unreadable: list[UnreadableImage]) -> UserError:
     names = f" ({listed(paths)})" if paths else ""
     return UserError(
         f"{first.error.problem}; {count} can't be used either{names}",
-        advice="replace or remove these images",
+        advice=f"{first.error.advice}, and do the same for the others",
     )

@@ -197,7 +197,8 @@ def test_all_damaged_images_are_named_at_once(
     message = refusal(lambda: images(folder))
     assert message.startswith(f"image {damaged[0]} can't be read (")
     assert message.endswith(
-        "; 1 other image can't be used either (dog/007.png): replace or remove these images"
+        "; 1 other image can't be used either (dog/007.png): replace or remove this image, and do "
+        "the same for the others"
     )
     damaged[0].unlink()
     assert "dog/007.png" in refusal(lambda: images(folder))
@@ -216,4 +217,6 @@ def test_many_damaged_images_end_the_reading(
     message = refusal(lambda: images(folder))
     # Two of the twenty images are held out for validation, which is read later.
     assert "; at least 17 other images can't be used either (cat/002.png, cat/003.png" in message
-    assert message.endswith("cat/006.png, and 12 more): replace or remove these images")
+    assert message.endswith(
+        "cat/006.png, and 12 more): replace or remove this image, and do the same for the others"
+    )

@@ -104,4 +104,4 @@ def test_pixels_without_a_scale_are_refused(dtype: str, word: str, tmp_path: Pat
     message = refusal(lambda: images(tmp_path / "odd"))
     assert message.startswith(f"image {tmp_path / 'odd' / 'train'}")
     assert word in message
-    assert message.endswith(": save it with 8 or 16 bits per channel")
+    assert ": save it with 8 or 16 bits per channel, and do the same for the others" in message
