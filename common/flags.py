@@ -144,8 +144,8 @@ def check_limits(config: "DataclassInstance") -> None:
         check_value(type(config), field.name, getattr(config, field.name))
 
 
-def settle_types(config: "DataclassInstance") -> None:
-    """Give each value of a program the form that flags have, such as a text for a path.
+def flag_values_of(config: "DataclassInstance") -> dict[str, object]:
+    """Return each value of a program in the form that flags have, such as a text for a path.
 
     The command line checks types as it is read. A program may pass any value.
 
@@ -153,17 +153,21 @@ def settle_types(config: "DataclassInstance") -> None:
         UserError: a value does not have its flag's type.
     """
     types = typing.get_type_hints(type(config))
+    flag_values: dict[str, object] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         flag_value = value_as_flag(value)
         expected = expected_type(types[field.name], flag_value)
         if expected is None:
-            setattr(config, field.name, flag_value)
-        elif expected_type(types[field.name], value) is not None:  # a list may be meant
+            flag_values[field.name] = flag_value
+        elif expected_type(types[field.name], value) is None:  # the flag is a list
+            flag_values[field.name] = value
+        else:
             raise UserError(
                 f"{type(config).__name__}({field.name}={reprlib.repr(value)}) can't be used",
                 advice=f"pass {expected}",
             )
+    return flag_values
 
 
 def value_as_flag(value: Any) -> object:

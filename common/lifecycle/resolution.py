@@ -5,6 +5,8 @@ assigning to them. Code in `common` computes a resolved value and returns it, an
 value to `ConfigResolution.resolve`. From then on, the config is frozen.
 """
 
+from collections.abc import Mapping
+
 from common.config import TrainingConfig
 from common.run_directory.records import Flags
 
@@ -31,6 +33,11 @@ class ConfigResolution:
                 raise AttributeError(f"{type(self.config).__name__} has no flag {name}")
             if flags[name] != value:
                 setattr(self.config, name, value)
+
+    def settle(self, flag_values: Mapping[str, object]) -> None:
+        """Replace the values that a program gave by others in the form of flags."""
+        self.resolve(**flag_values)
+        self.given_flags = dict(vars(self.config))
 
     def freeze(self) -> None:
         """Freeze the config until the run is over. No flag changes any more."""

@@ -10,7 +10,7 @@ from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.failures.outcomes import outcome_of
-from common.flags import check_limits, settle_types
+from common.flags import check_limits, flag_values_of
 from common.lifecycle.resolution import ConfigResolution
 from common.lifecycle.stages import Context
 from common.measure.meters import Meters
@@ -43,9 +43,9 @@ def set_up(
         SystemExit: with status 0, if the run to resume is finished.
     """
     is_from_a_program = is_called_by_a_program(str(recipe_file))
-    if is_from_a_program:  # otherwise the command line was checked
-        settle_types(config)
     resolution = ConfigResolution(config)
+    if is_from_a_program:  # otherwise the command line was checked
+        resolution.settle(flag_values_of(config))
     progress = Progress()
     source = RecipeSource(recipe_file)
     with noting_refusal(config):

@@ -21,9 +21,9 @@ from common.flags import (
     check_number,
     expected_values,
     flag,
+    flag_values_of,
     from_json,
     role_of,
-    settle_types,
     spelled,
     stated_metadata,
 )
@@ -196,11 +196,10 @@ def test_types_of_a_program_are_checked(name: str, value: Any, expected: str | N
     """The message is as that of a `config.json`, which can store all values that are accepted."""
     config: Any = config_class("mnist_mlp")(**{name: value})
     if expected is None:
-        settle_types(config)
-        TypeAdapter(JsonValue).validate_python(json_safe(getattr(config, name)))
+        TypeAdapter(JsonValue).validate_python(json_safe(flag_values_of(config)[name]))
         return
     with pytest.raises(UserError) as refused:
-        settle_types(config)
+        flag_values_of(config)
     assert refused.value.problem == f"Config({name}={value!r}) can't be used"
     assert refused.value.advice == f"pass {expected}"
 
@@ -208,7 +207,7 @@ def test_types_of_a_program_are_checked(name: str, value: Any, expected: str | N
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_defaults_have_their_types(recipe: str) -> None:
     """A program may leave all flags out."""
-    settle_types(config_class(recipe)())
+    flag_values_of(config_class(recipe)())
 
 
 @pytest.mark.parametrize(

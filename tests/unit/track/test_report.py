@@ -101,7 +101,7 @@ def test_evaluation_names_the_model_that_it_loaded(
     if facts is not None:
         (tmp_path / "model" / "model.json").write_text(json.dumps(facts))
     if is_run:
-        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / "status.json").write_text("{}")
     if named and expected:
         expected = ", of update 1,200 of run abc"
     name = str(tmp_path / named)
