@@ -35,8 +35,9 @@ class ConfigResolution:
                 setattr(self.config, name, value)
 
     def settle(self, flag_values: Mapping[str, object]) -> None:
-        """Replace the values that a program gave by others in the form of flags."""
-        self.resolve(**flag_values)
+        """Replace the values that a program gave by equal ones in the form of flags."""
+        for name, value in flag_values.items():
+            setattr(self.config, name, value)
         self.given_flags = dict(vars(self.config))
 
     def freeze(self) -> None:

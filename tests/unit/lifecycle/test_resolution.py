@@ -5,14 +5,18 @@ from __future__ import annotations
 import ast
 import copy
 import dataclasses
+import json
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from common.command_line.flag_reads import record_reads, stop_recording
 from common.config import TrainingConfig
 from common.errors import UserError
+from common.flags import flag_values_of
 from common.lifecycle.resolution import ConfigResolution
 from tests.launch import REPOSITORY
 
@@ -118,3 +122,14 @@ def test_frozen_flags_can_be_copied() -> None:
     wider.epochs = 2
     assert wider.width == 128
     assert config.width == 32
+
+
+def test_values_of_a_program_take_the_form_of_flags() -> None:
+    """NumPy's numbers and a path equal the flags' values, but no JSON file could store them."""
+    config = TrainingConfig(epochs=np.int64(3), output_dir=Path("runs/a"))  # type: ignore[arg-type]
+    resolution = ConfigResolution(config)
+    resolution.settle(flag_values_of(config))
+    for values in (vars(config), resolution.given_flags):
+        assert type(values["epochs"]) is int
+        assert values["output_dir"] == str(Path("runs/a"))
+        json.dumps(values)
