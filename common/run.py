@@ -78,7 +78,7 @@ class Run:
         self._is_called_by_a_program = is_called_by_a_program(recipe_file)
         DISPLAY.begin("starting")
         record_reads(config)
-        context = set_up(config, Path(recipe_file), objective, ddp)
+        context = set_up(config, Path(recipe_file), objective, ddp, self._is_called_by_a_program)
         self.config = config
         self.accelerator = context.accelerator
         self.directory = context.directory

@@ -318,22 +318,23 @@ class Restored(NamedTuple):
     has_lost_best: bool
 
 
-class ChosenCheckpoint(NamedTuple):
+class ResumePoint(NamedTuple):
     """The checkpoint that rank 0 chose for a resume."""
 
     path: Path | None  # None: no checkpoint is whole
     damage_of_best: str | None  # see `damage_of_best_model`
-    found_any: bool  # whether the run had any checkpoint before, whole or damaged
+    had_checkpoints: bool  # whether the run had a checkpoint, whole or damaged
 
 
-def choose_checkpoint(checkpoints: Checkpoints, last_checkpoint: str | None) -> ChosenCheckpoint:
+def choose_resume_point(checkpoints: Checkpoints, last_checkpoint: str | None) -> ResumePoint:
     """Choose the checkpoint to restore, and clean up the folder; see `choose_and_clean_up`."""
-    folder, run_id = checkpoints.folder, checkpoints.run_id
+    folder = checkpoints.folder
+    run_id = checkpoints.run_id
     # Look before the folder is cleaned up, because that puts damaged checkpoints aside.
-    found_any = any(not is_of_another_run(path, run_id) for path in step_folders(folder))
+    had_checkpoints = any(not is_of_another_run(path, run_id) for path in step_folders(folder))
     path = choose_and_clean_up(folder, last_checkpoint, run_id)
     damage_of_best = None if path is None else damage_of_best_model(path)
-    return ChosenCheckpoint(path, damage_of_best, found_any)
+    return ResumePoint(path, damage_of_best, had_checkpoints)
 
 
 def restore_newest(
@@ -358,20 +359,19 @@ def restore_newest(
         UserError: a fact differs, a part does not fit, or no checkpoint up to `last_checkpoint` is
             whole.
     """
-
-    chosen = ask_rank_zero(lambda: choose_checkpoint(checkpoints, last_checkpoint))
-    path, damage_of_best = chosen.path, chosen.damage_of_best
+    chosen = ask_rank_zero(lambda: choose_resume_point(checkpoints, last_checkpoint))
+    path = chosen.path
     if path is None:
-        lack = "no undamaged checkpoint" if chosen.found_any else "no checkpoint"
+        lack = "no undamaged checkpoint" if chosen.had_checkpoints else "no checkpoint"
         say(f"resuming {checkpoints.folder.parent} from its start, because it has {lack}")
         return None
     say(f"resuming {path}")
-    has_lost_best = damage_of_best is not None
+    has_lost_best = chosen.damage_of_best is not None
     if has_lost_best:
         warn(
-            f"the best model so far is lost ({damage_of_best}): training goes on, and the best "
-            "model is chosen among those from now on; to keep the lost one, stop the run, restore "
-            "this file from a backup, and resume again"
+            f"the best model so far is lost ({chosen.damage_of_best}): training goes on, and the "
+            "best model is chosen among those from now on; to keep the lost one, stop the run, "
+            "restore this file from a backup, and resume again"
         )
     manifest = read_manifest(path)
     require_same_run(path, manifest, identity)

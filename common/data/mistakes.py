@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from common.data.guess import Feature
+from common.data.places import values_with_places
 from common.errors import UserError
 
 # What to do about a label that is not a class. Data on the Hub can't be edited in place.
@@ -95,12 +96,14 @@ def different_sizes_error(
         for place, size in sizes_in(row):
             if size == expected.get(place, size):
                 continue
-            first, other = "one sample", "another one in the same batch"
+            this_sample = "one sample"
+            first_sample = "another one in the same batch"
             if indices is not None:
-                first, other = f"sample {indices[number]}", f"sample {indices[0]}"
+                this_sample = f"sample {indices[number]}"
+                first_sample = f"sample {indices[0]}"
             return UserError(
-                f"{first} of the data set has {place or 'a value'} of size {size}, but {other} has "
-                f"{expected[place]}",
+                f"{this_sample} of the data set has {place or 'a value'} of size {size}, but "
+                f"{first_sample} has {expected[place]}",
                 advice=(
                     "give all samples the same size, or pass your own collate_fn that pads them, "
                     "as in DatasetSamples(dataset, collate_fn)"
@@ -110,18 +113,10 @@ def different_sizes_error(
     return None
 
 
-def sizes_in(value: object, place: str = "") -> Iterator[tuple[str, list[int]]]:
-    """Yield the place and the size of each tensor, array and list in a sample, at any depth.
-
-    Args:
-        place: where the value is in the sample, such as ``['image']``.
-    """
-    if isinstance(value, torch.Tensor | np.ndarray):
-        yield place, [*value.shape]
-    elif isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from sizes_in(entry, f"{place}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        yield place, [len(value)]
-        for number, entry in enumerate(value):
-            yield from sizes_in(entry, f"{place}[{number}]")
+def sizes_in(sample: object) -> Iterator[tuple[str, list[int]]]:
+    """Yield the place and the size of each tensor, array, list and tuple in a sample."""
+    for place, value in values_with_places(sample):
+        if isinstance(value, torch.Tensor | np.ndarray):
+            yield place, [*value.shape]
+        elif isinstance(value, list | tuple):
+            yield place, [len(value)]

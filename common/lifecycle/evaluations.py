@@ -44,7 +44,9 @@ class Evaluations:
         self.states_before_rehearsal: State | None = None  # of the random generators
         self.evaluated_model: nn.Module | None = None  # the bare model that was evaluated last
         self.evaluated_step: int | None = None  # the update after which this model was evaluated
-        self.rehearsed_models: list[nn.Module] = []  # the bare models that the rehearsal evaluated
+        self.rehearsed_models: set[nn.Module] = (
+            set()
+        )  # the bare models that the rehearsal evaluated
         # All bare models that the recipe evaluated, in rehearsals too. References are weak, because
         # a recipe may make a new copy for each evaluation.
         self.evaluated_models: WeakSet[nn.Module] = WeakSet()
@@ -125,8 +127,7 @@ class Evaluations:
     @contextmanager
     def rehearsing(self, bare_model: nn.Module) -> Iterator[None]:
         """Let an evaluation read two batches at most, then restore the model's buffers."""
-        if not any(bare_model is other for other in self.rehearsed_models):
-            self.rehearsed_models.append(bare_model)
+        self.rehearsed_models.add(bare_model)
         restore_buffers = keep_buffers(bare_model)
         self.rehearsal.begin_evaluation()
         with self.context.meters.stopwatch.stopped():
@@ -155,8 +156,8 @@ class Evaluations:
         values = checked_figures(figures, context.objective, context.accelerator)
         if self.rehearsal.is_on:
             refuse_means(figures, context.accelerator)
-            note_several_models(self.rehearsed_models)
-            self.rehearsed_models = []
+            note_several_models(len(self.rehearsed_models))
+            self.rehearsed_models.clear()
             self.rehearsal.accept_figures()
             if self.states_before_rehearsal is not None:
                 context.random.load_state_dict(self.states_before_rehearsal)

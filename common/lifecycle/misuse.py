@@ -1,9 +1,7 @@
 """Errors and notes on calls of `Run` that a recipe left out or made with a wrong argument."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-
-from torch import nn
 
 from common.console import say
 from common.data.loader import Loader
@@ -58,17 +56,17 @@ def unfinished_error(directory: Path) -> UserError:
     )
 
 
-def note_several_models(evaluated_models: Sequence[nn.Module]) -> None:
+def note_several_models(count: int) -> None:
     """Tell the user which of several networks is saved as the best; called in the rehearsal.
 
     The recipe evaluates an average of the weights beside the weights themselves, for example.
 
     Args:
-        evaluated_models: the networks that were evaluated for one call of `run.log`.
+        count: how many networks were evaluated for one call of `run.log`.
     """
-    if len(evaluated_models) > 1:
+    if count > 1:
         say(
-            f"{len(evaluated_models)} networks are evaluated before run.log(...): the last one is "
+            f"{count} networks are evaluated before run.log(...): the last one is "
             "saved as the best, so evaluate the network last that run.load_best(...) gets"
         )
 

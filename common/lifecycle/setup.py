@@ -25,7 +25,6 @@ from common.track.log import Log
 from common.training.accelerator import build_accelerator
 from common.training.best import Best
 from common.training.gradients import GradientGuard
-from common.training.notebook import is_called_by_a_program
 from common.training.progress import Progress
 from common.training.rank_decisions import RankDecisions
 from common.training.sharding_accelerator import ShardingAccelerator
@@ -33,18 +32,24 @@ from common.training.stop_request import StopRequest
 
 
 def set_up(
-    config: TrainingConfig, recipe_file: Path, objective: str, ddp: Mapping[str, object] | None
+    config: TrainingConfig,
+    recipe_file: Path,
+    objective: str,
+    ddp: Mapping[str, object] | None,
+    is_from_a_program: bool,
 ) -> Context:
     """Build the Accelerator, take the run directory, and make the parts that need no data.
+
+    Args:
+        is_from_a_program: whether the config is a program's, and no command line was checked.
 
     Raises:
         UserError: a flag, the objective or an option of DDP can't work, or the directory can't be
             used.
         SystemExit: with status 0, if the run to resume is finished.
     """
-    is_from_a_program = is_called_by_a_program(str(recipe_file))
     resolution = ConfigResolution(config)
-    if is_from_a_program:  # otherwise the command line was checked
+    if is_from_a_program:
         resolution.settle(flag_values_of(config))
     progress = Progress()
     source = RecipeSource(recipe_file)

@@ -127,8 +127,8 @@ def origin_of_local(name: str) -> str:
     folders = [path.parent] if path.name == WEIGHTS else [path / MODEL_FOLDER, path]
     facts = InitialFacts()
     with contextlib.suppress(UserError):  # the code that loads the weights reports it
-        found = (read_record_if_there(folder / MODEL_JSON, InitialFacts) for folder in folders)
-        facts = next(filter(None, found), facts)
+        records = (read_record_if_there(folder / MODEL_JSON, InitialFacts) for folder in folders)
+        facts = next(filter(None, records), facts)
     if not isinstance(facts.update, int):
         return ""
     # A model that Transformers loads has a `config.json` of its own, but no `status.json`.

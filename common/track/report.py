@@ -221,9 +221,8 @@ def memory_rows(
     lower. With several processes, the rows say so.
     """
     rows = []
-    of_process, of_rank = (
-        (", the most of any process", " on rank 0") if world_size > 1 else ("", "")
-    )
+    of_process = ", the most of any process" if world_size > 1 else ""
+    of_rank = " on rank 0" if world_size > 1 else ""
     if THROUGHPUT in summary:  # a run that only evaluates has no figures of speed and memory
         rows.append(["peak memory", f"{peak_memory(summary):,.0f} MiB{of_process}"])
     if memory:

@@ -77,9 +77,6 @@ def run_with_layout(
 ) -> ObservedRun:
     """Return a run whose updates have a layout, without dropout.
 
-    Of its updates, only the first `UPDATES` are compared. But a run in fp32 makes a whole epoch,
-    because `judge_samples` also takes such runs, and checks that an epoch uses all samples.
-
     `interruptions`, `resumed_processes` and `environment` are fields of `RunSpec`.
 
     Args:
@@ -88,6 +85,24 @@ def run_with_layout(
 
     Raises:
         RunFailedError: a launch has failed.
+    """
+    spec = RunSpec(
+        f"{name}-in-float64" if in_float64 else name,
+        flags_of_layout(bench, layout, in_float64),
+        processes=layout.processes,
+        instruments=(*INSTRUMENTS, IN_FLOAT64) if in_float64 else INSTRUMENTS,
+        interruptions=interruptions,
+        resumed_processes=resumed_processes,
+        environment=environment,
+    )
+    return bench.run(spec)
+
+
+def flags_of_layout(bench: Bench, layout: UpdateLayout, in_float64: bool) -> tuple[str, ...]:
+    """Return the words of the flags of a run whose updates have a layout.
+
+    Of its updates, only the first `UPDATES` are compared. But a run in fp32 makes a whole epoch,
+    because `judge_samples` also takes such runs, and checks that an epoch uses all samples.
     """
     effective_batch = layout.batch_size * layout.accumulation * layout.processes
     updates = UPDATES
@@ -104,13 +119,4 @@ def run_with_layout(
         # Compression rounds gradients, but only those that several processes exchange. So layouts
         # with different numbers of processes would differ by far more than float64 does.
         flags += as_words(gradient_compression="no")
-    spec = RunSpec(
-        f"{name}-in-float64" if in_float64 else name,
-        flags,
-        processes=layout.processes,
-        instruments=(*INSTRUMENTS, IN_FLOAT64) if in_float64 else INSTRUMENTS,
-        interruptions=interruptions,
-        resumed_processes=resumed_processes,
-        environment=environment,
-    )
-    return bench.run(spec)
+    return flags

@@ -100,9 +100,9 @@ def test_unsteady_products_are_repeated(
     used: list[float] = []
 
     def repeat(multiply: object, number: int, repeat: int) -> list[float]:
-        taken = [next(left) for _ in range(repeat)]
-        used.extend(taken)
-        return taken
+        seconds = [next(left) for _ in range(repeat)]
+        used.extend(seconds)
+        return seconds
 
     monkeypatch.setattr(peak.timeit, "repeat", repeat)
     assert peak.product_seconds(8, torch.device("cpu"), torch.float32) == shortest

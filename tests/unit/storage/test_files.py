@@ -63,8 +63,8 @@ def test_long_wait_for_a_lock_is_told(
     assert capsys.readouterr().out == ""
     with pytest.raises(UserError, match="another job is writing"), locked(lock, 0.2):
         pass
-    said = f"another job is writing to {tmp_path}; this one waits for up to 0 s\n"
-    assert capsys.readouterr().out == said
+    sentence = f"another job is writing to {tmp_path}; this one waits for up to 0 s\n"
+    assert capsys.readouterr().out == sentence
     threading.Timer(1.0, may_end.set).start()
     with locked(lock, other_job="another job is preparing x"):
         assert capsys.readouterr().out == "another job is preparing x; this one waits\n"
