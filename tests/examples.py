@@ -72,6 +72,14 @@ EXAMPLES: tuple[Example, ...] = (
         space="3e-3:3e-2:log",
     ),
     Example(
+        "tagging",
+        "mnist_mlp",
+        ("--checkpoint-every", 20, "--max-steps", 80, "--eval-every", 40),
+        target=0.5,  # 0 by calling each character a name
+        same_on_two=("--max-steps", 2, "--batch-size", 16),
+        space="1e-3:2e-2:log",
+    ),
+    Example(
         "own_dataset",
         "mnist_mlp",
         ("--epochs", 6, "--checkpoint-every", 5),

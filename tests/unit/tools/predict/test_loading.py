@@ -32,6 +32,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "multi_label": ("MLP", {"in_features": 4, "hidden_sizes": [3], "labels": 2, "dropout": 0.5}),
     "own_dataset": ("ConvNet", {"widths": [4], "classes": 2}),
     "regression": ("MLP", {"in_features": 4, "hidden_sizes": [3], "dropout": 0.5}),
+    "tagging": ("Tagger", {"width": 4, "tags": 2}),
     "two_heads": CLASSIFIER,
 }
 
