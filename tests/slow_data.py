@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from common.data.image_samples import CachedImages
+from common.data.image_batches.image_samples import CachedImages
 
 
 def slowed(method: Callable[..., Any], seconds: float) -> Callable[..., Any]:

@@ -46,8 +46,8 @@ def text_extract(data: Path | None, rows: int) -> Path:
     Raises:
         SystemExit: when the data set has fewer samples.
     """
+    from common.data.reading.tables import Tables
     from common.data.sources import find_named
-    from common.data.tables import Tables
 
     dataset = str(data / "sst2") if data is not None and (data / "sst2").is_dir() else "docstrings"
     source = find_named(dataset, None)
@@ -139,7 +139,7 @@ def random_bert(size: str, tokenizer: Path | None = None) -> Path:
 
 def train_vocabulary(folder: Path) -> None:
     """Train a WordPiece vocabulary on docstrings of the standard library, and save it."""
-    from common.data.built_in import TOPICS, docstrings_of, module_files
+    from common.data.reading.built_in import TOPICS, docstrings_of, module_files
     from common.data.tokens import train_wordpiece
 
     library = Path(sysconfig.get_path("stdlib"))

@@ -53,7 +53,7 @@ DIRAC = (
 )
 LAST_IMPORT = "from common.training.muon import Muon, MuonGroup\n"
 RANDOM_FLIPS = """\
-from common.data import image_samples
+from common.data.image_batches import image_samples
 from common.data.order import random_bits
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
-from common.data.fingerprint import fingerprint_of_samples, fingerprint_of_splits
 from common.data.mistakes import empty_split_error
 from common.data.samples import (
     Batch,
@@ -23,6 +22,7 @@ from common.data.samples import (
     seed_for_sample,
 )
 from common.data.sources import DataSource
+from common.data.versions.fingerprint import fingerprint_of_samples, fingerprint_of_splits
 from common.errors import UserError
 from common.run_directory.records import DataFacts
 

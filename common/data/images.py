@@ -7,18 +7,17 @@ import numpy as np
 import torch
 
 from common.data.dataset import Data
-from common.data.decoding import PATHS_SUFFIX, ImageFacts, prepare_images
-from common.data.image_files import Decoder
-from common.data.image_format import MAX_DEFAULT_SIZE
-from common.data.image_samples import CachedImages, ImageSamples, StreamedImages
-from common.data.labels import LABELLED_DATA_FLAGS
-from common.data.parquet_rows import ParquetRows
-from common.data.pixels import RequestedFormat
+from common.data.image_batches.image_samples import CachedImages, ImageSamples, StreamedImages
+from common.data.image_decoding.image_files import Decoder
+from common.data.image_decoding.image_format import MAX_DEFAULT_SIZE
+from common.data.image_decoding.preparation import PATHS_SUFFIX, ImageFacts, prepare_images
+from common.data.labelled_data.labels import LABELLED_DATA_FLAGS
+from common.data.prepared_data.unseen_samples import prepared_samples
 from common.data.sources import DataSource
-from common.data.unseen_samples import prepared_samples
+from common.data.streaming.parquet_rows import ParquetRows
 from common.errors import UserError
 from common.run_directory.init_from import initial_facts
-from common.run_directory.model_records import ImageFormat, InitialFacts
+from common.run_directory.model_records import ImageFormat, InitialFacts, RequestedFormat
 
 # This is part of a cache's name. With a new value, all caches are made again.
 CACHE_VERSION = "images-11"

@@ -13,7 +13,7 @@ from torch.utils import _pytree as tree
 from common.data.iterable import IterableSamples
 from common.data.order import EvaluationOrder, TrainingOrder, rehearsal_batches
 from common.data.samples import Batch, BatchesWithWork, Samples
-from common.data.workers import PATIENCE, MicroBatches, Workers
+from common.data.workers.pool import PATIENCE, MicroBatches, Workers
 from common.errors import UserError
 from common.system.devices import is_accelerator, memory_room
 from common.system.processor import cores_per_process

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from common.data.guess import Feature
 from common.data.places import values_with_places
 from common.errors import UserError
 
@@ -59,7 +58,7 @@ def single_class_error(data_set: str, split: str) -> UserError:
 
 
 def other_columns_error(
-    file: str, columns: Mapping[str, Feature], first_file: str, expected: Mapping[str, Feature]
+    file: str, columns: Mapping[str, object], first_file: str, expected: Mapping[str, object]
 ) -> UserError:
     """Return the error for a file whose columns differ from those of the first file.
 

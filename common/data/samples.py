@@ -10,9 +10,9 @@ import torch
 from accelerate.utils import convert_to_fp32, send_to_device
 from torch.utils.data import default_collate
 
-from common.data.fingerprint import fingerprint_of_samples
 from common.data.mistakes import different_sizes_error
 from common.data.order import Blocks, hash_integers
+from common.data.versions.fingerprint import fingerprint_of_samples
 
 # Tensors in nested dicts, lists or tuples, in whatever form the data set returns and the model
 # takes.

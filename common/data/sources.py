@@ -9,16 +9,11 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from common.config import TrainingConfig
-from common.data.evaluated import (
-    EvaluatedModel,
-    TrainedOn,
-    is_same_place,
-    own_configuration,
-    read_evaluated_model,
-)
-from common.data.fingerprint import fingerprint_of_files
-from common.data.hub_versions import hub_commit
-from common.data.local_files import TABLE_SUFFIXES, find_files
+from common.data.evaluated_model.model import EvaluatedModel, read_evaluated_model
+from common.data.evaluated_model.training_data import TrainedOn, is_same_place, own_configuration
+from common.data.versions.fingerprint import fingerprint_of_files
+from common.data.versions.hub_commits import hub_commit
+from common.data.versions.local_files import TABLE_SUFFIXES, find_files
 from common.errors import UserError
 from common.failures.sentences import reading
 from common.ranks.agreement import ask_rank_zero

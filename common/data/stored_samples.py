@@ -5,8 +5,8 @@ import warnings
 import numpy as np
 import torch
 
-from common.data.fingerprint import fingerprint_of_arrays
 from common.data.samples import Batch, Samples
+from common.data.versions.fingerprint import fingerprint_of_arrays
 from common.errors import UserError
 from common.system.devices import to_device
 

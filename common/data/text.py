@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 import torch
 
-from common.data.cache import Prepared
 from common.data.dataset import Data
-from common.data.fingerprint import fingerprint_of_tokenizer
-from common.data.labels import LABELLED_DATA_FLAGS
-from common.data.parquet_rows import ParquetRows
+from common.data.labelled_data.labels import LABELLED_DATA_FLAGS
+from common.data.prepared_data.cache import Prepared
+from common.data.prepared_data.unseen_samples import prepared_samples
 from common.data.samples import Batch, Samples, Work
 from common.data.sources import DataSource
 from common.data.stored_samples import StoredSamples
+from common.data.streaming.parquet_rows import ParquetRows
 from common.data.tokens import (
     ARRAYS,
     SCRATCH_VOCABULARY,
@@ -29,7 +29,7 @@ from common.data.tokens import (
     load_tokenizer,
     prepare_text,
 )
-from common.data.unseen_samples import prepared_samples
+from common.data.versions.fingerprint import fingerprint_of_tokenizer
 from common.errors import UserError
 from common.run_directory.init_from import weights_file
 from common.system.devices import to_device

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.console import say
-from common.data.cache import PreparedFacts, write_array
-from common.data.parquet_tables import ParquetTables
+from common.data.prepared_data.cache import PreparedFacts, write_array
+from common.data.reading.tables import Tables
 from common.data.sources import DataSource
-from common.data.tables import Tables
+from common.data.streaming.parquet_tables import ParquetTables
 from common.errors import UserError
 from common.failures.sentences import reading
 from common.storage.json_files import read_json

@@ -7,7 +7,7 @@ from common.console.before_imports import LAUNCHER_TRACEBACKS
 from common.console.display import DISPLAY
 from common.console.messages import log_line
 from common.data.loader import Loader
-from common.data.worker_processes import kill_workers
+from common.data.workers.processes import kill_workers
 from common.errors import Preempted, TrainingError, UserError
 from common.failures.error_causes import is_lost_process, is_out_of_memory
 from common.failures.outcomes import Outcome, outcome_of

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from accelerate import Accelerator
 
-from common.data.hub_versions import hub_commit
 from common.data.text import PAD_MULTIPLE, TextData, padded_length
+from common.data.versions.hub_commits import hub_commit
 from common.errors import UserError
 from common.failures.sentences import reading
 from common.ranks.agreement import ask_rank_zero

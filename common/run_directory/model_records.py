@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, JsonValue
 
 from common.run_directory.record_files import Record
 
 Side = Annotated[int, Field(ge=1, le=2**16)]  # of an image; a larger number is a sign of damage
+FULL_SCALE = 65535  # the largest value of 16 bits: white for a model that states no white level
 
 
 class WeightsDigest(Record):
@@ -51,6 +52,14 @@ class PixelFormat(Record, extra="ignore"):
     channels: int  # 1 or 3
     image_size: int  # height and width
     # The value that becomes 255, in images of more than 8 bits a channel; None: no such images.
+    white_level: int | None = None
+
+
+class RequestedFormat(NamedTuple):
+    """What the user or a model requires of a `PixelFormat`; None: the images determine it."""
+
+    image_size: int | None = None
+    channels: int | None = None
     white_level: int | None = None
 
 

@@ -7,9 +7,9 @@ Other digests and checksums are elsewhere, each for a reason:
 
 - `common.storage.value_digests`: of tensors and nested values. It imports torch, which takes a
   second, and tools that only read the files of runs do without it.
-- `common.data.fingerprint`: a digest of only some samples of a data set, if it is large.
-- `common.data.parquet_files`: the CRC-32 of a few entries of a file, to notice that the file has
-  changed.
+- `common.data.versions.fingerprint`: a digest of only some samples of a data set, if it is large.
+- `common.data.streaming.parquet_files`: the CRC-32 of a few entries of a file, to notice that the
+  file has changed.
 - `common.checkpoints.adapters`: the sum of a tensor's bits, which the device and all ranks compute
   without copying the tensor.
 - `common.tools.compare.page`: the digest of a script, in the form that browsers require.

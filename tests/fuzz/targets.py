@@ -28,7 +28,7 @@ from torch import nn
 from common.checkpoints.export import load_weights, save_model
 from common.checkpoints.state import Parts, RandomState, restore_newest
 from common.config import parse_config
-from common.data.decoding import ImageFacts
+from common.data.image_decoding.preparation import ImageFacts
 from common.data.images import ImageData, format_of_batches, load_images
 from common.data.sources import find_named
 from common.data.text import TextData, load_text

@@ -90,7 +90,7 @@ def test_run_is_not_resumed_with_changed_data(runner: Runner, tmp_path: Path) ->
 
 SLOW = """
 import runpy, sys, time
-from common.data import image_files
+from common.data.image_decoding import image_files
 
 decode = image_files.image_to_pixels
 image_files.image_to_pixels = lambda *given: (time.sleep(0.3), decode(*given))[1]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from common.data.built_in import digits, docstrings
+from common.data.reading.built_in import digits, docstrings
 from common.tools.predict.command import main
 from tests.conftest import first
 from tests.launch import Finished

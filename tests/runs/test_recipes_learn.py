@@ -13,7 +13,7 @@ import pytest
 import torch
 from datasets import DatasetDict
 
-from common.data.built_in import docstrings
+from common.data.reading.built_in import docstrings
 from tests.conftest import first
 from tests.launch import Finished, Runner
 from tests.local_data import IMAGE_SIZES

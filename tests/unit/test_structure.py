@@ -36,6 +36,20 @@ LEVELS = (
     ("run",),
 )
 LEVEL = {f"common.{room}": level for level, rooms in enumerate(LEVELS) for room in rooms}
+# A large package has rooms of its own, with levels that work in the same way.
+LEVELS_WITHIN = {
+    "common.data": (
+        ("evaluated_model", "order", "places", "versions"),
+        ("mistakes", "sources"),
+        ("prepared_data", "samples"),
+        ("dataset", "iterable", "labelled_data", "stored_samples"),
+        ("reading", "unused_flags", "workers"),
+        ("loader", "streaming"),
+        ("image_decoding", "run_loaders", "tokens"),
+        ("image_batches", "text"),
+        ("images",),
+    ),
+}
 BASE = {f"common.{room}" for rooms in LEVELS[: LEVELS.index(("data",))] for room in rooms}
 TRACKS = {
     f"common.track.{module}"
@@ -165,6 +179,33 @@ def test_imports_run_downward_only(imports: Imports) -> None:
             assert {other, room_of(other)} & TOOLS[room], f"{module} imports {other}"
         elif room in LEVEL:
             assert LEVEL.get(room_of(other), 99) < LEVEL[room], f"{module} imports {other}"
+
+
+@pytest.mark.parametrize("package", LEVELS_WITHIN)
+def test_rooms_within_a_package_import_downward_only(package: str, imports: Imports) -> None:
+    """Each room within a large package has a level, and imports only rooms on lower levels."""
+    levels = enumerate(LEVELS_WITHIN[package])
+    level = {f"{package}.{room}": number for number, rooms in levels for room in rooms}
+    depth = package.count(".") + 2
+    room = {
+        module: ".".join(module.split(".")[:depth])
+        for module in FILES
+        if module.startswith(f"{package}.")
+    }
+    assert set(room.values()) == level.keys()
+    for module in room:
+        for other in imports[module] & room.keys():
+            is_lower = level[room[other]] < level[room[module]]
+            assert is_lower or room[other] == room[module], f"{module} imports {other}"
+
+
+@pytest.mark.parametrize("package", LEVELS_WITHIN)
+def test_package_within_a_package_has_several_modules(package: str) -> None:
+    """A package for a single module would only hide it, and its docstring says what it holds."""
+    folder = FILES[package].parent
+    for path in folder.glob("*/__init__.py"):
+        assert len([*path.parent.glob("*.py")]) > 2, path
+        assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
 def test_core_imports_no_tool(imports: Imports) -> None:
@@ -380,8 +421,8 @@ def test_tests_use_their_parameters() -> None:
 HAS_DIGESTS = {
     "common.storage.digests",
     "common.storage.value_digests",
-    "common.data.fingerprint",
-    "common.data.parquet_files",
+    "common.data.versions.fingerprint",
+    "common.data.streaming.parquet_files",
     "common.tools.compare.page",
 }
 

@@ -12,17 +12,23 @@ from PIL import Image
 from torch import nn
 
 from common.config import RequestedPrecision, TrainingConfig
-from common.data.image_samples import CachedImages
+from common.data.image_batches.image_samples import CachedImages
+from common.data.image_decoding.pixels import image_to_pixels
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
-from common.data.pixels import FULL_SCALE, image_to_pixels
 from common.data.text import CachedText
 from common.data.tokens import encode, load_tokenizer
 from common.errors import UserError
 from common.failures.error_causes import is_out_of_memory
 from common.failures.sentences import reading
 from common.models.packing import leave_out_padding, token_positions
-from common.run_directory.model_records import ImageInput, ModelFacts, PixelFormat, TextInput
+from common.run_directory.model_records import (
+    FULL_SCALE,
+    ImageInput,
+    ModelFacts,
+    PixelFormat,
+    TextInput,
+)
 from common.run_directory.record_files import parse_record
 from common.run_directory.records import MODEL_JSON
 from common.storage.files import refuse_pipe

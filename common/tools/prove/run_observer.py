@@ -24,7 +24,7 @@ from common.checkpoints.state import Stateful
 from common.data import loader as loader_module
 from common.data.loader import Loader
 from common.data.samples import Batch, BatchesWithWork
-from common.data.workers import MicroBatches
+from common.data.workers.pool import MicroBatches
 from common.lifecycle import evaluations, saving
 from common.lifecycle.stages import StartedRun
 from common.measure.value_checks import Measured, Metrics

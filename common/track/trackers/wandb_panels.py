@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from common.data.dataset import Data
-from common.data.image_samples import CachedImages, ImageSamples
+from common.data.image_batches.image_samples import CachedImages, ImageSamples
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder
 from common.data.samples import Samples

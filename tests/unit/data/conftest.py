@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from common.data.worker_processes import kill_workers
+from common.data.workers.processes import kill_workers
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.data import cache, decoding, tokens
-from common.data.cache import cached
+from common.data import tokens
+from common.data.image_decoding import preparation
+from common.data.prepared_data import cache
+from common.data.prepared_data.cache import cached
 from common.data.sources import DataSource
 from common.errors import UserError
 from common.storage import files
@@ -228,7 +230,7 @@ def write_words(folder: Path) -> Callable[[], Any]:
 
 # All calls that touch the disk while data are prepared.
 POINTS: tuple[tuple[Any, str], ...] = (
-    *((module, "write_array") for module in (decoding, tokens)),
+    *((module, "write_array") for module in (preparation, tokens)),
     *((cache, name) for name in ("sha256_of_file", "write_json")),
     *((files, name) for name in ("sync", "rename_path")),
     *((Path, name) for name in ("mkdir", "write_text")),

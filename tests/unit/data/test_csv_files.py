@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from common.data.csv_files import Dialect, check_encoding, find_dialect
+from common.data.reading.csv_files import Dialect, check_encoding, find_dialect
+from common.data.reading.tables import Tables
 from common.data.sources import find_named
-from common.data.tables import Tables
 from common.errors import UserError
 from common.system import platforms
 from tests.unit.data.loading import refusal
@@ -113,7 +113,7 @@ def test_invalid_byte_has_its_place_wherever_blocks_end(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block may end within a character, whose bytes the decoder keeps for the next block."""
-    monkeypatch.setattr("common.data.csv_files.BLOCK", block)
+    monkeypatch.setattr("common.data.reading.csv_files.BLOCK", block)
     path = tmp_path / "table.csv"
     path.write_bytes("aé€😀".encode() + b"\xff,1\n")
     with pytest.raises(UserError, match="byte 10 is 0xFF"):

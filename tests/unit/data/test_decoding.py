@@ -14,13 +14,13 @@ import pytest
 from PIL import ExifTags, Image
 from torch.utils.data import get_worker_info
 
-from common.data import encoded_images, image_files
-from common.data.decoding import path_in_data_set, paths_of
-from common.data.pixels import FULL_SCALE, image_to_pixels
+from common.data.image_decoding import encoded_images, image_files
+from common.data.image_decoding.pixels import image_to_pixels
+from common.data.image_decoding.preparation import path_in_data_set, paths_of
 from common.data.samples import Samples
-from common.data.workers import Workers
+from common.data.workers.pool import Workers
 from common.errors import UserError
-from common.run_directory.model_records import PixelFormat
+from common.run_directory.model_records import FULL_SCALE, PixelFormat
 from tests.local_data import (
     grey_images,
     write_image_folder,

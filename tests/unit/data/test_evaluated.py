@@ -14,14 +14,15 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from common.config import TrainingConfig
-from common.data.cache import Prepared, PreparedFacts
-from common.data.evaluated import EvaluatedModel, TrainedOn, is_same_place, own_configuration
+from common.data.evaluated_model.model import EvaluatedModel
+from common.data.evaluated_model.training_data import TrainedOn, is_same_place, own_configuration
 from common.data.images import ImageData, load_images
-from common.data.pixels import RequestedFormat
+from common.data.prepared_data.cache import Prepared, PreparedFacts
+from common.data.prepared_data.unseen_samples import renumber_labels, require_same_sizes
 from common.data.sources import DataSource, find_named, for_evaluation
 from common.data.text import TextData, load_text
-from common.data.unseen_samples import renumber_labels, require_same_sizes
 from common.errors import UserError
+from common.run_directory.model_records import RequestedFormat
 from tests.local_data import sentences, write_csv
 from tests.unit.data.loading import images, refusal, text
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from common.data import fingerprint
 from common.data.dataset import Data, DatasetSamples
 from common.data.images import load_images
 from common.data.samples import Samples
 from common.data.sources import find_named
 from common.data.stored_samples import TensorSamples
+from common.data.versions import fingerprint
 from tests.launch import REPOSITORY
 
 

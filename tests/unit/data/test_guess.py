@@ -7,7 +7,7 @@ from math import nan
 import pytest
 from datasets import Value
 
-from common.data.guess import guess_label
+from common.data.labelled_data.guess import guess_label
 
 TEXTS = [
     f"{word} of a film that was seen {number} times" for number, word in enumerate("abcdefghi")

@@ -13,11 +13,11 @@ import pytest
 import torch
 from datasets import ClassLabel, Features, Image, Value
 
-from common.data.labels import is_missing_label
-from common.data.parquet_rows import ParquetRows
-from common.data.parquet_tables import ParquetTables
+from common.data.labelled_data.labels import is_missing_label
+from common.data.reading.tables import Tables
 from common.data.sources import DataSource, find_named
-from common.data.tables import Tables
+from common.data.streaming.parquet_rows import ParquetRows
+from common.data.streaming.parquet_tables import ParquetTables
 from common.errors import UserError
 from tests.local_data import grey_images, write_parquet
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from common.data.images import ImageData
-from common.data.local_files import MAX_VISITS, find_files
 from common.data.sources import find_named, fingerprint_of_folder
+from common.data.versions.local_files import MAX_VISITS, find_files
 from tests.local_data import sentences, write_csv, write_image_folder
 from tests.unit.data.loading import images, refusal, text
 

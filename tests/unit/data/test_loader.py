@@ -11,12 +11,12 @@ import torch
 
 from common.config import TrainingConfig
 from common.data import loader as loader_module
-from common.data.image_samples import CachedImages
+from common.data.image_batches.image_samples import CachedImages
+from common.data.image_batches.shifts import reflected
 from common.data.loader import NO_SIGNALS, Loader
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.run_loaders import evaluation_order, make_loaders, training_order
 from common.data.samples import Batch
-from common.data.shifts import reflected
 from common.data.stored_samples import TensorSamples
 from common.errors import UserError
 from common.run_directory.model_records import ImageFormat

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.data.image_files import Decoder
+from common.data.image_decoding.image_files import Decoder
 from common.data.mistakes import empty_split_error
 from common.data.sources import DataSource, find_named
 from common.errors import UserError

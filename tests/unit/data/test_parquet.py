@@ -14,11 +14,11 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Image, Value
 
-from common.data import parquet_rows
 from common.data.images import StreamedImages, load_images
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.sources import DataSource, find_named
+from common.data.streaming import parquet_rows
 from common.data.text import load_text
 from common.errors import UserError
 from tests.local_data import grey_images, sentences, write_csv, write_image_parquet
@@ -217,7 +217,7 @@ def test_row_without_a_value_is_refused_when_read(
     columns[column][55] = None
     write_images(tmp_path / "data", "train-0", 60, **{column: columns[column]})
     write_images(tmp_path / "data", "test-0", 20)
-    monkeypatch.setattr("common.data.decoding.SAMPLED_IMAGES", 1)
+    monkeypatch.setattr("common.data.image_decoding.preparation.SAMPLED_IMAGES", 1)
     split = images(source_of(tmp_path / "data")).splits["train"]
     message = refusal(lambda: every_batch(split, workers))
     assert f"train-0.parquet contains a row without a {missing} in column {column}" in message
@@ -236,7 +236,7 @@ def test_label_without_a_class_is_refused_when_read(
     labels = pa.array([*table["label"].to_pylist()[:-1], 7])
     table = table.set_column(place, table.schema.field("label"), labels)
     pq.write_table(table, path, row_group_size=GROUP)
-    monkeypatch.setattr("common.data.decoding.SAMPLED_IMAGES", 1)
+    monkeypatch.setattr("common.data.image_decoding.preparation.SAMPLED_IMAGES", 1)
     split = images(source_of(tmp_path / "data")).splits["train"]
     message = refusal(lambda: every_batch(split))
     assert "a row with the label 7 in column label, which is none of the 3 classes" in message

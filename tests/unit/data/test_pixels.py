@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.data.pixels import deep_pixels, image_to_pixels, to_eight_bits, white_level_of
+from common.data.image_decoding.pixels import (
+    deep_pixels,
+    image_to_pixels,
+    to_eight_bits,
+    white_level_of,
+)
 from common.run_directory.model_records import PixelFormat
 from tests.unit.data.loading import images, refusal
 

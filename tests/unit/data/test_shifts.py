@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.data.shifts import copied_windows, gathered_pixels
+from common.data.image_batches.shifts import copied_windows, gathered_pixels
 
 
 def expected(image: np.ndarray, top: int, left: int, is_mirrored: bool, padding: int) -> np.ndarray:

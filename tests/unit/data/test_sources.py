@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.data.cache import cache_folder
+from common.data.prepared_data.cache import cache_folder
 from common.data.sources import PUBLIC, find_named
 from tests.launch import UNREACHABLE
 from tests.local_data import (

@@ -14,13 +14,13 @@ import torch
 from torch.utils import _pytree as tree
 from torch.utils.data import IterableDataset
 
-from common.data import worker_watch
-from common.data import workers as module
 from common.data.dataset import DatasetSamples
 from common.data.iterable import IterableOrder, IterableSamples
 from common.data.loader import Loader
 from common.data.order import TrainingOrder
 from common.data.samples import Batch, Samples
+from common.data.workers import pool as module
+from common.data.workers import watch
 from common.errors import LostProcessError, UserError
 from tests.conftest import first
 from tests.unit.data.test_loader import CPU, GPU
@@ -89,8 +89,8 @@ KINDS: dict[str, Callable[[], Samples]] = {
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check on workers often, announce early, and forget earlier announcements."""
-    monkeypatch.setattr(worker_watch, "LOOK_EVERY", LOOK_EVERY)
-    monkeypatch.setattr(worker_watch, "NOTICE_AFTER", 2 * LOOK_EVERY)
+    monkeypatch.setattr(watch, "LOOK_EVERY", LOOK_EVERY)
+    monkeypatch.setattr(watch, "NOTICE_AFTER", 2 * LOOK_EVERY)
     monkeypatch.setattr(module.Workers, "announced", set())
 
 
@@ -298,7 +298,7 @@ def test_without_workers_this_process_makes_the_batches(
         raise OBSTACLES[obstacle]  # type: ignore[misc]
 
     if obstacle == "few descriptors":
-        monkeypatch.setattr("common.data.transport.free_descriptors", lambda: 20)
+        monkeypatch.setattr("common.data.workers.transport.free_descriptors", lambda: 20)
     elif obstacle == "few processes":
         monkeypatch.setattr("multiprocessing.process.BaseProcess.start", fail)
     elif obstacle == "few threads":

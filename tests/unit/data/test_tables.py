@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.data import built_in
+from common.data.reading import built_in
+from common.data.reading.tables import Tables
 from common.data.sources import find_named
-from common.data.tables import Tables
 from tests.local_data import (
     grey_images,
     sentences,

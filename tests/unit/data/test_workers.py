@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from common.data import device_copies
-from common.data import workers as module
-from common.data.image_samples import CachedImages
+from common.data.image_batches.image_samples import CachedImages
 from common.data.loader import Loader
 from common.data.order import EvaluationOrder, TrainingOrder
 from common.data.samples import Batch, Samples
-from common.data.transport import by_path
+from common.data.workers import device_copies
+from common.data.workers import pool as module
+from common.data.workers.transport import by_path
 from tests.cuda_stand_in import Cuda
 from tests.unit.data.test_loader import CPU, GPU, assert_same, samples, training_batches
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from common.data.dataset import DatasetSamples
-from common.data.image_samples import CachedImages
+from common.data.image_batches.image_samples import CachedImages
 from common.data.stored_samples import TensorSamples
 from common.data.text import CachedText
 from common.measure.flops import TrainingFlops, training_flops, training_flops_of_real_samples

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from common.data import fingerprint
-from common.data.fingerprint import (
+from common.data.versions import fingerprint
+from common.data.versions.fingerprint import (
     fingerprint_of_arrays,
     fingerprint_of_samples,
     fingerprint_of_splits,

@@ -18,7 +18,7 @@ from torch.utils import _pytree as tree
 
 from common.data.loader import Loader
 from common.data.samples import BatchesWithWork
-from common.data.workers import MicroBatches
+from common.data.workers.pool import MicroBatches
 from common.run import Run
 from common.storage.value_digests import digest_of_state
 from common.tools.prove.records.base import Phase

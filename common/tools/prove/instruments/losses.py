@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from common.data.loader import Loader
 from common.data.samples import BatchesWithWork
-from common.data.workers import MicroBatches
+from common.data.workers.pool import MicroBatches
 from common.tools.prove.instruments.loss_calls import (
     BINARY_LOSSES,
     CLASS_LOSSES,

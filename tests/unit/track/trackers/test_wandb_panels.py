@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from common.data.image_samples import StreamedImages
+from common.data.image_batches.image_samples import StreamedImages
 from common.data.text import StreamedText
 from common.run_directory.model_records import ImageFormat
 from common.track.trackers.wandb_panels import confusion, content_reader

@@ -6,7 +6,6 @@ bytes.
 
 import io
 import sys
-from typing import NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps
@@ -14,7 +13,6 @@ from PIL import ExifTags, Image, ImageFile, ImageOps
 from common.errors import UserError
 from common.run_directory.model_records import PixelFormat
 
-FULL_SCALE = 65535  # the largest value of 16 bits: white for a model that states no white level
 # How to turn a photo upright, by its EXIF orientation. It is upright already with all others.
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -26,14 +24,6 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 GREY_MODES = {"1", "L", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"}
-
-
-class RequestedFormat(NamedTuple):
-    """What the user or a model requires of a `PixelFormat`; None: the images determine it."""
-
-    image_size: int | None = None
-    channels: int | None = None
-    white_level: int | None = None
 
 
 def image_to_pixels(image: Image.Image, pixel_format: PixelFormat, name: str) -> np.ndarray:

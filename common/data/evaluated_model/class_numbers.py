@@ -6,7 +6,7 @@ outputs, or the metrics of the evaluation would be wrong.
 
 import numpy as np
 
-from common.data.evaluated import EvaluatedModel
+from common.data.evaluated_model.model import EvaluatedModel
 from common.errors import UserError
 
 

@@ -10,10 +10,11 @@ from typing import Generic
 
 import numpy as np
 
-from common.data.cache import FactsType, Prepared, cached
-from common.data.evaluated import EvaluatedModel, TrainedOn
-from common.data.model_labels import model_labels_of
-from common.data.parquet_files import ROWS
+from common.data.evaluated_model.class_numbers import model_labels_of
+from common.data.evaluated_model.model import EvaluatedModel
+from common.data.evaluated_model.training_data import TrainedOn
+from common.data.prepared_data.cache import FactsType, Prepared, cached
+from common.data.prepared_data.row_groups import ROWS
 from common.data.sources import DataSource
 from common.errors import UserError
 

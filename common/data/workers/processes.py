@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 
-from common.data.transport import prepare_worker
+from common.data.workers.transport import prepare_worker
 from common.system.allocator import HEAP
 from common.system.platforms import CHILD_ENDED, STOP_SIGNALS
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 import torch
 from torch.utils.data import get_worker_info
 
-from common.data.image_files import EncodedImage
+from common.data.image_decoding.image_files import EncodedImage
 from common.data.loader import never
 from common.data.samples import Samples
-from common.data.worker_watch import WorkerNames
-from common.data.workers import PREFETCHED, Workers
+from common.data.workers.pool import PREFETCHED, Workers
+from common.data.workers.watch import WorkerNames
 from common.errors import LostProcessError, UserError
 from common.system.platforms import usable_cores, worker_start_method
 from common.system.wording import counted, listed

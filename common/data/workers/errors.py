@@ -1,6 +1,6 @@
 """Turns the errors of a wait for workers into the errors that a user sees."""
 
-from common.data.worker_watch import Watch, WorkerNames
+from common.data.workers.watch import Watch, WorkerNames
 from common.errors import LostProcessError, UserError
 from common.system.platforms import descriptor_limit
 

@@ -2,7 +2,13 @@
 
 from collections.abc import Mapping
 
-from common.data.guess import NUMBERING_NAMES, Feature, ValuesOf, guess_label, guess_texts
+from common.data.labelled_data.guess import (
+    NUMBERING_NAMES,
+    Feature,
+    ValuesOf,
+    guess_label,
+    guess_texts,
+)
 from common.errors import UserError
 
 LABEL_NAMES = ("label", "labels", "class", "target", "category")  # usual names of the label column

@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.console import say
-from common.data.cache import PreparedFacts, write_array
-from common.data.encoded_images import read_images
-from common.data.image_files import Decoder, EncodedImage
-from common.data.image_format import Examiner, choose_format, count_pixel_values, scaling_from
-from common.data.parquet_tables import ParquetTables
-from common.data.pixels import RequestedFormat
+from common.data.image_decoding.encoded_images import read_images
+from common.data.image_decoding.image_files import Decoder, EncodedImage
+from common.data.image_decoding.image_format import (
+    Examiner,
+    choose_format,
+    count_pixel_values,
+    scaling_from,
+)
+from common.data.prepared_data.cache import PreparedFacts, write_array
+from common.data.reading.tables import Tables
 from common.data.sources import DataSource
-from common.data.tables import Tables
+from common.data.streaming.parquet_tables import ParquetTables
 from common.errors import UserError
-from common.run_directory.model_records import PixelFormat
+from common.run_directory.model_records import PixelFormat, RequestedFormat
 
 if TYPE_CHECKING:
     from datasets import Dataset

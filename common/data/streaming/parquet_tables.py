@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.data.builders import DATA_ADVICE, open_builder
-from common.data.cache import PreparedFacts, RowGroupIndex, write_array
-from common.data.columns import is_text
-from common.data.guess import Feature
-from common.data.labels import LabelledData, LabelValue, is_missing_label
+from common.data.labelled_data.columns import is_text
+from common.data.labelled_data.guess import Feature
+from common.data.labelled_data.labels import LabelledData, LabelValue, is_missing_label
+from common.data.labelled_data.split_roles import choose_splits
 from common.data.mistakes import (
     empty_split_error,
     no_values_error,
     other_columns_error,
     single_class_error,
 )
-from common.data.parquet_files import SHARD, Footer, distinct_values, read_footer
-from common.data.parquet_rows import ParquetRows
+from common.data.prepared_data.cache import PreparedFacts, write_array
+from common.data.prepared_data.row_groups import SHARD, RowGroupIndex
+from common.data.reading.builders import DATA_ADVICE, open_builder
 from common.data.sources import DataSource
-from common.data.split_roles import choose_splits
+from common.data.streaming.parquet_files import Footer, distinct_values, read_footer
+from common.data.streaming.parquet_rows import ParquetRows
 from common.errors import UserError
 from common.failures.sentences import reading
 

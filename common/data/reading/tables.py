@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.data.builders import load_splits
-from common.data.cache import PreparedFacts
-from common.data.labels import LabelledData, is_missing_label
+from common.data.labelled_data.labels import LabelledData, is_missing_label
+from common.data.labelled_data.split_roles import choose_splits
 from common.data.mistakes import CORRECT_LABEL, no_values_error, single_class_error
+from common.data.prepared_data.cache import PreparedFacts
+from common.data.reading.builders import load_splits
 from common.data.sources import BUILT_IN, DataSource
-from common.data.split_roles import choose_splits
 from common.errors import UserError
 from common.system.wording import counted
 
@@ -220,7 +220,7 @@ def read_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
         UserError: see `load_splits`.
     """
     if source.location in BUILT_IN:
-        from common.data import built_in
+        from common.data.reading import built_in
 
         return built_in.LOADERS[source.location](), []
     return load_splits(source)

@@ -11,7 +11,7 @@ from typing import TypedDict
 import numpy as np
 from PIL import Image
 
-from common.data.pixels import image_to_pixels
+from common.data.image_decoding.pixels import image_to_pixels
 from common.data.sources import DataSource
 from common.errors import UserError
 from common.failures.sentences import reading

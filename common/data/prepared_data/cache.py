@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, NotRequired, TypedDict, TypeVar, cast
 
 import numpy as np
 
+from common.data.prepared_data.row_groups import RowGroupIndex
 from common.data.sources import DataSource
 from common.errors import UserError
 from common.failures.sentences import writing
@@ -32,14 +33,6 @@ DISK_ADVICE = (
 
 # Numbers that change whenever a file changes, by the file's path in the cache: see `stamps_of`.
 Stamps = dict[str, list[int]]
-
-
-class RowGroupIndex(TypedDict):
-    """How to read streamed data: the arguments of `ParquetRows` besides the row groups."""
-
-    shards: list[str]  # paths or URLs of the parquet files
-    classes: list[str | int | float | None]  # the value of each class in the label column
-    columns: list[str]  # the columns to read; the label column comes last
 
 
 class PreparedFacts(TypedDict):

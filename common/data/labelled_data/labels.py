@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sized
 
 import numpy as np
 
-from common.data.cache import PreparedFacts
-from common.data.columns import Columns
-from common.data.guess import Feature, ValuesOf, is_missing
+from common.data.labelled_data.columns import Columns
+from common.data.labelled_data.guess import Feature, ValuesOf, is_missing
+from common.data.prepared_data.cache import PreparedFacts
 from common.data.sources import DataSource
 from common.errors import UserError
 

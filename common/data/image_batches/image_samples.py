@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common.data.image_files import Decoder
+from common.data.image_batches.shifts import shifted
+from common.data.image_decoding.image_files import Decoder
 from common.data.order import random_bits
-from common.data.parquet_rows import ParquetRows
 from common.data.samples import Batch, Samples
-from common.data.shifts import shifted
 from common.data.stored_samples import TensorSamples
+from common.data.streaming.parquet_rows import ParquetRows
 from common.run_directory.model_records import ImageFormat
 from common.system.devices import to_device
 from common.system.processor import cores_per_process

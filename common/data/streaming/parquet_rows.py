@@ -8,19 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from common.data.labels import LabelValue, is_missing_label
+from common.data.labelled_data.labels import LabelValue, is_missing_label
 from common.data.mistakes import CORRECT_LABEL
 from common.data.order import Blocks
-from common.data.parquet_files import (
-    BYTES,
-    CHECKSUM,
-    PLACE,
-    ROWS,
-    SHARD,
-    has_group,
-    is_on_hub,
-    opened_parquet,
-)
+from common.data.prepared_data.row_groups import BYTES, CHECKSUM, PLACE, ROWS, SHARD
+from common.data.streaming.parquet_files import has_group, is_on_hub, opened_parquet
 from common.errors import UserError
 from common.system.wording import counted
 

@@ -5,20 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from common.data.guess import Feature
-from common.data.labels import LabelValue
+from common.data.labelled_data.guess import Feature
+from common.data.labelled_data.labels import LabelValue
 from common.failures.sentences import reading
 
 if TYPE_CHECKING:
     import pyarrow.parquet
-
-
-# Columns of the array that describes the row groups of a split: int64 [row groups, 5].
-SHARD = 0  # index into the list of files
-PLACE = 1  # index of the row group in its file
-ROWS = 2
-BYTES = 3  # before compression
-CHECKSUM = 4  # from `describe_group`
 
 
 class Footer(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from common.data.local_files import TABLE_SUFFIXES
+from common.data.versions.local_files import TABLE_SUFFIXES
 from common.failures.sentences import reading
 from common.storage.digests import SHORT, sha256_of_bytes, sha256_of_file, short_digest
 from common.storage.value_digests import add_contents

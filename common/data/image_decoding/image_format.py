@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.data.image_files import EncodedImage, name_of, opened_image
-from common.data.pixels import GREY_MODES, RequestedFormat, deep_pixels, white_level_of
+from common.data.image_decoding.image_files import EncodedImage, name_of, opened_image
+from common.data.image_decoding.pixels import GREY_MODES, deep_pixels, white_level_of
 from common.data.sources import DataSource
-from common.run_directory.model_records import PixelFormat
+from common.run_directory.model_records import PixelFormat, RequestedFormat
 
 MAX_DEFAULT_SIZE = 224  # pixels; larger images are resized unless --image-size says otherwise
 

@@ -11,9 +11,11 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
-from common.data.csv_files import DEFAULT, RAGGED_ADVICE, SEPARATORS, Dialect, find_dialect
-from common.data.guess import Feature
-from common.data.local_files import (
+from common.data.labelled_data.guess import Feature
+from common.data.mistakes import empty_split_error, other_columns_error
+from common.data.reading.csv_files import DEFAULT, RAGGED_ADVICE, SEPARATORS, Dialect, find_dialect
+from common.data.sources import DataSource
+from common.data.versions.local_files import (
     FILE_BUILDERS,
     LocalFiles,
     dangling_error,
@@ -22,8 +24,6 @@ from common.data.local_files import (
     notes_on_dangling_links,
     suffix_of,
 )
-from common.data.mistakes import empty_split_error, other_columns_error
-from common.data.sources import DataSource
 from common.errors import UserError
 from common.failures.sentences import reading
 from common.system.wording import counted

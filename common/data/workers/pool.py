@@ -13,24 +13,24 @@ import torch
 from torch.utils.data import DataLoader
 
 from common.console import warn
-from common.data.device_copies import copied_to_device
 from common.data.iterable import IterableSamples
 from common.data.samples import Batch, Samples
-from common.data.transport import (
+from common.data.workers.device_copies import copied_to_device
+from common.data.workers.errors import meaning_of_error
+from common.data.workers.processes import (
+    begin_worker,
+    kill_workers,
+    new_children,
+    restoring_child_handler,
+)
+from common.data.workers.transport import (
     SHARED_MEMORY,
     by_path,
     bytes_of,
     free_shared_memory,
     obstacle_to_workers,
 )
-from common.data.worker_errors import meaning_of_error
-from common.data.worker_processes import (
-    begin_worker,
-    kill_workers,
-    new_children,
-    restoring_child_handler,
-)
-from common.data.worker_watch import LOADER_NAMES, Watch, WorkerNames
+from common.data.workers.watch import LOADER_NAMES, Watch, WorkerNames
 from common.errors import LostProcessError, UserError
 from common.failures.error_causes import is_out_of_memory
 from common.system import devices

@@ -1,0 +1,1 @@
+"""Batches of images: how decoded images are augmented, scaled and put together."""

@@ -1,0 +1,1 @@
+"""Decodes the images of a data set to pixels of one size, and chooses their format."""

@@ -1,0 +1,1 @@
+"""Reads parquet files of any size while a run trains, for `--streaming`."""
