@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from common.tools.prove.command import main
-from common.tools.prove.comparison import updates_of
-from common.tools.prove.layouts import UPDATES
+from common.tools.prove.layouts.compared_runs import UPDATES
+from common.tools.prove.layouts.comparison import updates_of
 from common.tools.prove.receipt import read_receipt
 from common.tools.prove.records.observed_run import ObservedRun, read_processes
 from common.tools.prove.records.run_records import Interrupted, MicroBatch

@@ -49,6 +49,19 @@ LEVELS_WITHIN = {
         ("image_batches", "text"),
         ("images",),
     ),
+    "common.tools.prove": (
+        ("records", "verdicts"),
+        ("recomputation", "reach"),
+        ("observation",),
+        ("instruments",),
+        ("proof_runs",),
+        ("exact_comparison", "layouts"),
+        ("checks",),
+        ("request", "receipt"),
+        ("receipt_making", "report"),
+        ("proof",),
+        ("command",),
+    ),
 }
 BASE = {f"common.{room}" for rooms in LEVELS[: LEVELS.index(("data",))] for room in rooms}
 TRACKS = {

@@ -1,6 +1,17 @@
 """`recipes prove`: checks that a recipe keeps the guarantees of this library.
 
-It launches the recipe under observation. Each check is a module in `checks`.
+It launches the recipe under observation. The modules of this folder lead from the command to the
+receipt. Its packages import only packages that are above them in this list:
+
+- records: what an observed process writes, and how the checks read it.
+- recomputation: computes logged figures again.
+- reach: finds the values that a recipe's loop can reach.
+- observation: runs the recipe under observation, in each process of a launch.
+- instruments: observe more, for single checks.
+- proof_runs: launches the runs of a proof, and keeps their records.
+- exact_comparison: compares runs that must give the same bits, and finds the causes of differences.
+- layouts: compares runs that make the same updates in different layouts.
+- checks: each module checks a guarantee.
 
 A proof runs its checks one after the other. A check asks the bench for observed runs, reads their
 records, and returns a verdict. The words of this package:

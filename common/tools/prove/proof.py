@@ -17,9 +17,10 @@ from common.errors import UserError
 from common.failures.sentences import writing
 from common.system.clock import current_time
 from common.system.platforms import command_line, shown_path
-from common.tools.prove.bench import Bench, RunFailedError
 from common.tools.prove.checks import CHECKS, repeating
-from common.tools.prove.flags import (
+from common.tools.prove.checks.base import Check
+from common.tools.prove.proof_runs.bench import Bench, RunFailedError
+from common.tools.prove.proof_runs.recipe_flags import (
     FlagValues,
     built_in_dataset,
     flag_words,
@@ -30,7 +31,7 @@ from common.tools.prove.receipt import CheckResult, write_receipt
 from common.tools.prove.receipt_making import make_receipt
 from common.tools.prove.report import show_report, show_result
 from common.tools.prove.request import ProofRequest
-from common.tools.prove.verdicts import Check, Verdict
+from common.tools.prove.verdicts import Verdict
 from common.tools.recipe import load_recipe
 
 NOT_REPEATABLE = (

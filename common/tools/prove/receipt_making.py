@@ -9,8 +9,8 @@ from common.storage.digests import sha256_of_file
 from common.system.git import ask_git, commit_of
 from common.system.platforms import command_line, usable_cores
 from common.system.processor import processor_name
-from common.tools.prove.bench import Bench, RunSpec
-from common.tools.prove.flags import flag_words
+from common.tools.prove.proof_runs.bench import Bench, RunSpec
+from common.tools.prove.proof_runs.recipe_flags import flag_words
 from common.tools.prove.receipt import FORMAT, CheckResult, ProofReceipt, ProvenCode
 from common.tools.prove.request import ProofRequest
 from common.tools.recipe import Recipe

@@ -1,9 +1,7 @@
-"""The checks of a proof, their verdicts, and the causes that a verdict names."""
+"""The verdict of a check, and the causes that it names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from common.tools.prove.bench import Bench
 
 
 @dataclass(frozen=True)
@@ -47,16 +45,3 @@ def failed_verdict(
 def skipped_verdict(reason: str) -> Verdict:
     """Return the verdict for a recipe whose runs a check can't compare."""
     return Verdict(None, f"{reason}: not comparable, skipped")
-
-
-@dataclass(frozen=True)
-class Check:
-    """A check of one guarantee."""
-
-    name: str  # the name for `--checks`
-    question: str  # the guarantee, in one sentence
-    run: Callable[[Bench], Verdict]
-    # Whether the check compares runs or processes, which differ if the recipe is not repeatable.
-    compares_runs: bool = False
-    # Whether the check runs only if `--checks` names it.
-    is_optional: bool = False

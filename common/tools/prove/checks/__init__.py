@@ -11,7 +11,7 @@ from common.tools.prove.checks import (
     samples,
     waits,
 )
-from common.tools.prove.verdicts import Check
+from common.tools.prove.checks.base import Check
 
 CHECKS: tuple[Check, ...] = (
     learning.CHECK,

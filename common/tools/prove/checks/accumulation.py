@@ -1,14 +1,14 @@
 """Checks that n micro-batches of b samples make the same update as one of n × b."""
 
-from common.tools.prove.bench import Bench
-from common.tools.prove.expected_differences import (
+from common.tools.prove.checks.base import Check
+from common.tools.prove.layouts.compared_runs import run_with_layout, update_layouts
+from common.tools.prove.layouts.expected_differences import (
     drawn_generators,
     mixing_modules_of,
     sample_mixing_of,
 )
-from common.tools.prove.layouts import run_with_layout, update_layouts
-from common.tools.prove.loss_divisors import cause_of_divisor
-from common.tools.prove.pairs import (
+from common.tools.prove.layouts.loss_divisors import cause_of_divisor
+from common.tools.prove.layouts.pairs import (
     RunPair,
     cause_of_changed_gradients,
     cause_of_contents,
@@ -20,7 +20,8 @@ from common.tools.prove.pairs import (
     is_near,
     values_in_words,
 )
-from common.tools.prove.verdicts import Cause, Check, Verdict, failed_verdict, skipped_verdict
+from common.tools.prove.proof_runs.bench import Bench
+from common.tools.prove.verdicts import Cause, Verdict, failed_verdict, skipped_verdict
 
 
 def judge_accumulation(bench: Bench) -> Verdict:

@@ -13,11 +13,19 @@ from common.metric_names import SAMPLES, THROUGHPUT, TRAINING_LOSS
 from common.objective import PREFIXES
 from common.run_directory.records import MetricsRow
 from common.run_directory.stored_run import StoredRun
-from common.tools.prove.bench import Bench
-from common.tools.prove.checked_figures import CheckedFigures, has_outcomes, numbers_in_words
-from common.tools.prove.figure_comparison import compare_figure
-from common.tools.prove.layouts import run_with_layout, update_layouts
-from common.tools.prove.measured_runs import steady_run
+from common.tools.prove.checks.base import Check
+from common.tools.prove.layouts.compared_runs import run_with_layout, update_layouts
+from common.tools.prove.proof_runs.bench import Bench
+from common.tools.prove.proof_runs.measured_runs import steady_run
+from common.tools.prove.recomputation.checked_figures import (
+    CheckedFigures,
+    has_outcomes,
+    numbers_in_words,
+)
+from common.tools.prove.recomputation.evaluation_figures import compare_figure
+from common.tools.prove.recomputation.split_passes import split_passes_of_evaluation
+from common.tools.prove.recomputation.training_losses import ADVICE_OF_LOSS, checked_losses
+from common.tools.prove.recomputation.training_metrics import checked_metrics
 from common.tools.prove.records.instrument_records import (
     EvaluatedRows,
     LogInterval,
@@ -25,10 +33,7 @@ from common.tools.prove.records.instrument_records import (
 )
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.records.run_records import ObservedEvaluation, Recorded
-from common.tools.prove.split_passes import split_passes_of_evaluation
-from common.tools.prove.training_losses import ADVICE_OF_LOSS, checked_losses
-from common.tools.prove.training_metrics import checked_metrics
-from common.tools.prove.verdicts import Cause, Check, Verdict, failed_verdict
+from common.tools.prove.verdicts import Cause, Verdict, failed_verdict
 from common.tools.rows import number_or_none, step_of_row
 
 ROW_TOLERANCE = 1e-5  # relative; the run adds up in a different order

@@ -2,18 +2,19 @@
 
 from dataclasses import dataclass
 
-from common.tools.prove.bench import Bench, RunSpec
-from common.tools.prove.flags import EPOCHS, whole_number
-from common.tools.prove.margins import (
+from common.tools.prove.checks.base import Check
+from common.tools.prove.proof_runs.bench import Bench, RunSpec
+from common.tools.prove.proof_runs.recipe_flags import EPOCHS, whole_number
+from common.tools.prove.recomputation.margins import (
     LONGER_STANDARD_ERRORS,
     STANDARD_ERRORS,
     ObjectiveValue,
     improvement,
 )
+from common.tools.prove.recomputation.split_passes import split_passes_of_evaluation
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.records.run_records import ObservedEvaluation
-from common.tools.prove.split_passes import split_passes_of_evaluation
-from common.tools.prove.verdicts import Check, Verdict
+from common.tools.prove.verdicts import Verdict
 
 LONGER_FACTOR = 4  # the longer run has this many times the updates of the first run
 EVALUATION_SAMPLES = 513  # the most of each split; more than in other runs, for a smaller margin

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-from common.tools.prove.bench import Bench
+from common.tools.prove.checks.base import Check
 from common.tools.prove.instruments.holders import NO_HOLDER
-from common.tools.prove.measured_runs import eventful_run, steady_run
+from common.tools.prove.proof_runs.bench import Bench
+from common.tools.prove.proof_runs.measured_runs import eventful_run, steady_run
 from common.tools.prove.records.instrument_records import (
     GrowingContainer,
     GrowingGraph,
@@ -15,7 +16,7 @@ from common.tools.prove.records.instrument_records import (
     MemoryInUse,
 )
 from common.tools.prove.records.observed_run import ObservedRun
-from common.tools.prove.verdicts import Check, Verdict
+from common.tools.prove.verdicts import Verdict
 
 MEBIBYTE = 2**20
 # The most that each type of memory may grow, in MiB for each update or evaluation. The figures of

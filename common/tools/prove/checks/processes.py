@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 
 from common.tools.launching.command import FSDP2_VARIABLES
-from common.tools.prove.bench import Bench, RunFailedError
-from common.tools.prove.causes import causes_of_restored_parts
 from common.tools.prove.checks import accumulation
-from common.tools.prove.expected_differences import (
+from common.tools.prove.checks.base import Check
+from common.tools.prove.exact_comparison.causes import causes_of_restored_parts
+from common.tools.prove.layouts.expected_differences import (
     drawn_generators,
     mixing_modules_of,
     reason_processes_differ,
     sample_mixing_of,
 )
-from common.tools.prove.pairs import (
+from common.tools.prove.layouts.pairs import (
     RunPair,
     cause_of_contents,
     cause_of_figures,
@@ -23,14 +23,15 @@ from common.tools.prove.pairs import (
     is_near,
     values_in_words,
 )
-from common.tools.prove.process_runs import (
+from common.tools.prove.layouts.process_runs import (
     PROCESS_COUNT_CHANGES,
     NoFloat64Error,
     ProcessCountChange,
     ProcessRuns,
     runs_on_one_and_two,
 )
-from common.tools.prove.verdicts import Cause, Check, Verdict, failed_verdict, skipped_verdict
+from common.tools.prove.proof_runs.bench import Bench, RunFailedError
+from common.tools.prove.verdicts import Cause, Verdict, failed_verdict, skipped_verdict
 
 NOT_RESUMED = (
     "no resume on another number of processes was compared, because one process makes an update of "

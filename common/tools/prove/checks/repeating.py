@@ -1,10 +1,11 @@
 """Checks that the same command gives the same bits twice."""
 
-from common.tools.prove.bench import Bench, RunSpec
-from common.tools.prove.causes import causes_of_repeat
-from common.tools.prove.differences import first_difference
-from common.tools.prove.results import Results, differences_of_results
-from common.tools.prove.verdicts import Check, Verdict, failed_verdict
+from common.tools.prove.checks.base import Check
+from common.tools.prove.exact_comparison.causes import causes_of_repeat
+from common.tools.prove.exact_comparison.record_differences import first_difference
+from common.tools.prove.exact_comparison.result_differences import Results, differences_of_results
+from common.tools.prove.proof_runs.bench import Bench, RunSpec
+from common.tools.prove.verdicts import Verdict, failed_verdict
 
 
 def judge_repeating(bench: Bench) -> Verdict:

@@ -1,20 +1,21 @@
 """Checks that a resumed run ends with the same bits as an uninterrupted one."""
 
-from common.tools.prove.bench import Bench, RunFailedError, RunSpec
-from common.tools.prove.causes import (
+from common.tools.prove.checks.base import Check
+from common.tools.prove.exact_comparison.causes import (
     causes_after_resume,
     causes_in_workers,
     causes_of_lost_state,
     unrestored_in_words,
 )
-from common.tools.prove.differences import Difference, first_difference
-from common.tools.prove.flags import as_words
-from common.tools.prove.interrupted_run import MANNERS, interrupted_spec
+from common.tools.prove.exact_comparison.record_differences import Difference, first_difference
+from common.tools.prove.exact_comparison.result_differences import Results, differences_of_results
+from common.tools.prove.proof_runs.bench import Bench, RunFailedError, RunSpec
+from common.tools.prove.proof_runs.interrupted_run import MANNERS, interrupted_spec
+from common.tools.prove.proof_runs.recipe_flags import as_words
 from common.tools.prove.records.base import Manner
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.records.run_records import Interrupted
-from common.tools.prove.results import Results, differences_of_results
-from common.tools.prove.verdicts import Cause, Check, Verdict, failed_verdict
+from common.tools.prove.verdicts import Cause, Verdict, failed_verdict
 
 MANNERS_IN_WORDS: dict[Manner, str] = {
     "update": "after an update",

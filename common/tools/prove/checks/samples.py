@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from common.system.wording import counted
-from common.tools.prove.bench import Bench, RunFailedError
-from common.tools.prove.interrupted_run import interrupted_spec
-from common.tools.prove.layouts import run_with_layout, update_layouts
+from common.tools.prove.checks.base import Check
+from common.tools.prove.layouts.compared_runs import run_with_layout, update_layouts
+from common.tools.prove.proof_runs.bench import Bench, RunFailedError
+from common.tools.prove.proof_runs.interrupted_run import interrupted_spec
 from common.tools.prove.records.instrument_records import (
     EvaluatedRows,
     MissingRows,
@@ -21,7 +22,7 @@ from common.tools.prove.records.run_records import (
     ObservedEvaluation,
     Recorded,
 )
-from common.tools.prove.verdicts import Cause, Check, Verdict, failed_verdict
+from common.tools.prove.verdicts import Cause, Verdict, failed_verdict
 
 MIN_BATCHES = 3  # a position is unused if it has no gradient in at least this many batches
 MAX_NAMED = 5  # the most samples that a sentence lists

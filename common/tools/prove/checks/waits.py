@@ -5,11 +5,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from common.tools.prove.bench import Bench, RunSpec
-from common.tools.prove.flags import as_words
+from common.tools.prove.checks.base import Check
+from common.tools.prove.proof_runs.bench import Bench, RunSpec
+from common.tools.prove.proof_runs.recipe_flags import as_words
 from common.tools.prove.records.instrument_records import Wait
 from common.tools.prove.records.observed_run import ObservedRun
-from common.tools.prove.verdicts import Check, Verdict
+from common.tools.prove.verdicts import Verdict
 
 UPDATES = 12
 LOG_EVERY = 4

@@ -1,4 +1,6 @@
-"""Instruments: observers for single checks, in addition to `RunObserver`; see `prove.session`.
+"""Instruments: observers for single checks, in addition to `RunObserver`.
+
+See `Session` in `prove.observation.session` for the form of an instrument.
 
 Six modules are no instruments. `allocator_figures`, `graphs` and `holders` are parts of `memory`,
 `loss_calls` is a part of `losses`, and `host_storages` of `waits`. Both `waits` and

@@ -20,8 +20,8 @@ from torch.nn import utils
 from common.checkpoints.shards import is_sharded
 from common.run import Run
 from common.tools.prove.instruments.wait_frames import users_frame
+from common.tools.prove.observation.session import Session
 from common.tools.prove.records.instrument_records import GradientChange
-from common.tools.prove.session import Session
 from common.training.unequal_weights import networks_of
 
 CLIPPING = ("clip_grad_norm_", "clip_grad_value_")

@@ -14,8 +14,8 @@ from common.lifecycle import saving
 from common.lifecycle.stages import StartedRun
 from common.measure.meters import Meters
 from common.run import Run
+from common.tools.prove.observation.session import Session
 from common.tools.prove.records.instrument_records import LogInterval
-from common.tools.prove.session import Session
 
 
 def install(session: Session) -> None:

@@ -21,9 +21,9 @@ from common.data.samples import BatchesWithWork
 from common.data.workers.pool import MicroBatches
 from common.run import Run
 from common.storage.value_digests import digest_of_state
+from common.tools.prove.observation.session import Session
 from common.tools.prove.records.base import Phase
 from common.tools.prove.records.instrument_records import EvaluatedRows
-from common.tools.prove.session import Session
 
 
 def install(session: Session) -> None:

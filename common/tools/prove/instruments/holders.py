@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as tree
 
-from common.tools.prove.own_code import callers
+from common.tools.prove.reach.own_code import callers
 
 Container = list[object] | dict[object, object] | set[object] | tuple[object, ...] | deque[object]
 CONTAINERS = (list, dict, set, tuple, deque)

@@ -16,7 +16,7 @@ from torch.utils import _pytree as tree
 from common.data.loader import Loader
 from common.data.samples import BatchesWithWork
 from common.run import Run
-from common.tools.prove.session import Session
+from common.tools.prove.observation.session import Session
 from common.training.sharding_accelerator import ShardingAccelerator
 
 

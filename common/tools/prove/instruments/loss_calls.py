@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from common.tools.prove.outcome_figures import FIGURE_FUNCTIONS
-from common.tools.prove.outcomes import outcomes_of_columns
+from common.tools.prove.recomputation.figure_functions import FIGURE_FUNCTIONS
+from common.tools.prove.recomputation.sample_outcomes import outcomes_of_columns
 from common.tools.prove.records.instrument_records import DivisorKind, OutcomeColumns
 
 CLASS_LOSSES = ("cross_entropy", "nll_loss")

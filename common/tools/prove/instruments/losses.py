@@ -28,13 +28,13 @@ from common.tools.prove.instruments.loss_calls import (
     DISTANCES,
     LossCall,
 )
+from common.tools.prove.observation.session import Session
 from common.tools.prove.records.instrument_records import (
     EvaluationLoss,
     OutcomeColumns,
     TrainingLoss,
     TrainingMode,
 )
-from common.tools.prove.session import Session
 
 
 def install(session: Session) -> None:

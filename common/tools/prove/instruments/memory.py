@@ -33,13 +33,13 @@ from common.tools.prove.instruments.holders import (
     holder_in_words,
     tensors_in_bounded_deques,
 )
+from common.tools.prove.observation.session import Session
 from common.tools.prove.records.instrument_records import (
     GrowingContainer,
     GrowingGraph,
     GrowingTensors,
     MemoryInUse,
 )
-from common.tools.prove.session import Session
 
 MEASURED_EVERY = 5  # updates; each measured update has a log line, where the run adds up its values
 FIRST_MEASURED = 10  # the first measured update; libraries fill their caches before it

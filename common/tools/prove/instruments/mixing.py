@@ -21,8 +21,8 @@ from torch.utils import _pytree as tree
 
 from common.checkpoints.shards import is_sharded
 from common.run import Run
+from common.tools.prove.observation.session import Session
 from common.tools.prove.records.instrument_records import MixingModule
-from common.tools.prove.session import Session
 from common.training.unequal_weights import networks_of
 
 

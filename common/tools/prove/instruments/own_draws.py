@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from common.data.loader import Loader
 from common.data.samples import Batch
 from common.run import Run
+from common.tools.prove.observation.session import Session
 from common.tools.prove.records.instrument_records import OwnDraw
-from common.tools.prove.session import Session
 
 
 def install(session: Session) -> None:

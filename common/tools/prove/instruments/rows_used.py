@@ -18,8 +18,8 @@ from torch.utils import _pytree as tree
 from common.data.loader import Loader
 from common.data.samples import BatchesWithWork
 from common.run import Run
+from common.tools.prove.observation.session import Session
 from common.tools.prove.records.instrument_records import MissingRows, RowGradients, UnusedRows
-from common.tools.prove.session import Session
 
 
 def install(session: Session) -> None:

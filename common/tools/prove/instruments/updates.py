@@ -21,8 +21,8 @@ from common.checkpoints.shards import is_sharded
 from common.lifecycle.stages import Context, StartedRun
 from common.lifecycle.training_loop import TrainingLoop
 from common.run import Run
+from common.tools.prove.observation.session import Session
 from common.tools.prove.records.instrument_records import OptimizerStep, SampleMixing
-from common.tools.prove.session import Session
 from common.training.gradients import parameters_of
 from common.training.unequal_weights import networks_of
 

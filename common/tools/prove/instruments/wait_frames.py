@@ -13,8 +13,8 @@ import torch
 
 import common
 from common.system.installed_code import is_in_standard_library, is_installed
-from common.tools.prove.own_code import callers
-from common.tools.prove.session import Session
+from common.tools.prove.observation.session import Session
+from common.tools.prove.reach.own_code import callers
 
 # Libraries that read a tensor because their caller passes it.
 LIBRARIES = tuple(str(Path(str(module.__file__)).parent) for module in (torch, accelerate, numpy))
@@ -68,6 +68,7 @@ def is_in_this_library(path: str) -> bool:
 
 def is_library(path: str) -> bool:
     """Whether a file belongs to torch, Accelerate, NumPy or Python's standard library."""
-    # Unlike in `common.tools.prove.own_code`, other installed packages do not count as libraries: a
-    # wait in a package belongs to its own line, not to the recipe's line that calls it.
+    # Unlike in `common.tools.prove.reach.own_code`, other installed packages do not count as
+    # libraries: a wait in a package belongs to its own line, not to the recipe's line that calls
+    # it.
     return path.startswith((*LIBRARIES, "<")) or is_in_standard_library(path)

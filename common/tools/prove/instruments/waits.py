@@ -38,8 +38,8 @@ from common.tools.prove.instruments.wait_frames import (
     is_in_this_library,
     users_frame,
 )
+from common.tools.prove.observation.session import Session
 from common.tools.prove.records.instrument_records import Wait
-from common.tools.prove.session import Session
 
 # The arguments of any function of torch; each function has types of its own.
 Positional = tuple[Any, ...]

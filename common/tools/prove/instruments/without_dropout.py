@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from common.tools.prove.session import Session
+from common.tools.prove.observation.session import Session
 
 FUNCTIONS = (
     "dropout",

@@ -6,7 +6,7 @@ from common.tools.prove.records.base import ObservedRecord, Phase
 
 
 class InstrumentRecord(ObservedRecord):
-    """A record that an instrument has written. `prove.session` says what an instrument is."""
+    """A record that an instrument has written; see `Session` in `prove.observation.session`."""
 
     step: int  # the number of updates before the record, unless its class says otherwise
 

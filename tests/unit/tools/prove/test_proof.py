@@ -18,10 +18,22 @@ from common.run_directory.code_tree import collect_tree
 from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, MetricsRow, Provenance
 from common.storage.json_files import write_json
 from common.tools.prove.checks import CHECKS
+from common.tools.prove.checks.base import Check
 from common.tools.prove.checks.resuming import missing_manners
 from common.tools.prove.command import main, read_command_line
-from common.tools.prove.few_samples import FewEvaluationSamples, FewTrainingSamples, limited_order
-from common.tools.prove.flags import (
+from common.tools.prove.observation.few_samples import (
+    FewEvaluationSamples,
+    FewTrainingSamples,
+    limited_order,
+)
+from common.tools.prove.proof import (
+    NOT_REPEATABLE,
+    REPEAT_FIRST,
+    is_known_to_vary,
+    run_check,
+)
+from common.tools.prove.proof_runs.interrupted_run import MANNERS, draw_interruptions
+from common.tools.prove.proof_runs.recipe_flags import (
     ACCUMULATION,
     BATCH_SIZE,
     as_words,
@@ -30,13 +42,6 @@ from common.tools.prove.flags import (
     merged,
     parse_flags,
     proof_flags,
-)
-from common.tools.prove.interrupted_run import MANNERS, draw_interruptions
-from common.tools.prove.proof import (
-    NOT_REPEATABLE,
-    REPEAT_FIRST,
-    is_known_to_vary,
-    run_check,
 )
 from common.tools.prove.receipt import (
     FORMAT,
@@ -54,7 +59,7 @@ from common.tools.prove.receipt_making import (
 from common.tools.prove.records.base import line_of
 from common.tools.prove.records.observed_run import RECORD, read_processes
 from common.tools.prove.report import readme_line, rows_of_checks, show_report
-from common.tools.prove.verdicts import Check, Verdict
+from common.tools.prove.verdicts import Verdict
 from common.tools.rows import first_differing_row
 from tests.git_repository import commit_all
 from tests.launch import REPOSITORY

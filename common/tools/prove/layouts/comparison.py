@@ -1,0 +1,217 @@
+"""Compares two runs that make the same updates in different layouts, within a tolerance.
+
+Sums in another order round differently. So the losses, the gradients and the weights of such runs
+agree only within a tolerance. Learning rates do not depend on such sums, so their tolerance is
+tiny.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from safetensors.torch import load_file
+
+from common.tools.prove.instruments.updates import (
+    FIRST_WEIGHTS,
+    LATER_WEIGHTS,
+)
+from common.tools.prove.layouts.compared_runs import UPDATES
+from common.tools.prove.records.instrument_records import OptimizerStep
+from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.records.run_records import ObservedEvaluation, Recorded
+
+# Relative tolerances.
+LOSS_TOLERANCE = 1e-3
+GRADIENT_TOLERANCE = 1e-2
+RATE_TOLERANCE = 1e-6
+FIGURE_TOLERANCE = 1e-2  # of an evaluation's figures, besides MAX_FLIPPED_SAMPLES
+MAX_FLIPPED_SAMPLES = 2  # samples that rounding may put into another class
+WEIGHT_TOLERANCE = 2e-2  # a share of the distance that the weights moved up to COMPARED_UPDATE
+# Absolute differences that are always allowed.
+SMALL_LOSS = 1e-5
+SMALL_NORM = 1e-6
+SMALL_RATE = 1e-12
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update of a run, over all ranks."""
+
+    micro_batches: int  # the number of micro-batches of each rank
+    loss: float  # the mean over micro-batches and ranks
+    gradient_norms: tuple[float, ...]  # one for each optimizer step, in order
+    learning_rates: tuple[float, ...]  # one for each group of these optimizers
+
+
+@dataclass(frozen=True)
+class UpdateDifference:
+    """The first quantity in which the updates of two runs differ.
+
+    The baseline and the variant are the two runs of a `RunPair`.
+    """
+
+    update: int  # the number of the update, from 1
+    # "optimizers" is the number of optimizer steps in an update.
+    quantity: Literal["optimizers", "learning rate", "loss", "gradients"]
+    baseline: float
+    variant: float
+
+    @property
+    def ratio(self) -> float:
+        """The variant's value divided by the baseline's."""
+        return self.variant / self.baseline if self.baseline else math.inf
+
+
+def last_launches(run: ObservedRun) -> dict[int, int]:
+    """Return the last launch that made each update, by the number of updates before it."""
+    last_launch: dict[int, int] = {}
+    for process, record in run.all(Recorded):
+        if record.is_update:
+            last_launch[record.step] = max(process.launch, last_launch.get(record.step, 0))
+    return last_launch
+
+
+def updates_of(run: ObservedRun) -> dict[int, Update]:
+    """Return the first `UPDATES` updates of a run by number, from 1.
+
+    Later updates are left out, because rounding moves the weights further and further apart. If a
+    resumed run repeats an update, the last execution counts. Gradients and learning rates are those
+    of rank 0.
+    """
+    last_launch = last_launches(run)
+    losses: defaultdict[int, list[float]] = defaultdict(list)
+    micro_batches: defaultdict[int, int] = defaultdict(int)
+    norms: defaultdict[int, list[float]] = defaultdict(list)
+    rates: defaultdict[int, list[float]] = defaultdict(list)
+    for process, record in run.all(Recorded):
+        if last_launch.get(record.step) == process.launch:
+            losses[record.step].append(record.loss)
+            if process.rank == 0:  # all ranks have the same number of micro-batches
+                micro_batches[record.step] += 1
+    for process, optimizer_step in run.all(OptimizerStep):
+        step = optimizer_step.step
+        if process.rank == 0 and last_launch.get(step) == process.launch:
+            norms[step].append(optimizer_step.gradient_norm)
+            rates[step] += optimizer_step.learning_rates
+    return {
+        step + 1: Update(
+            micro_batches[step],
+            math.fsum(losses[step]) / len(losses[step]),
+            tuple(norms[step]),
+            tuple(rates[step]),
+        )
+        for step in sorted(last_launch)
+        if step < UPDATES
+    }
+
+
+def first_differing_update(
+    baseline: Mapping[int, Update],
+    variant: Mapping[int, Update],
+) -> UpdateDifference | None:
+    """Return the first quantity in which the updates of two runs differ beyond the tolerance."""
+    for number in sorted(baseline.keys() & variant.keys()):
+        difference = differing_quantity(number, baseline[number], variant[number])
+        if difference is not None:
+            return difference
+    return None
+
+
+def differing_quantity(number: int, baseline: Update, variant: Update) -> UpdateDifference | None:
+    """Return the first quantity in which two updates differ beyond the tolerance.
+
+    Args:
+        number: the number of the update, from 1.
+    """
+    steps = float(len(baseline.gradient_norms))
+    variant_steps = float(len(variant.gradient_norms))
+    if steps != variant_steps:
+        return UpdateDifference(number, "optimizers", steps, variant_steps)
+    for rate, variant_rate in zip(baseline.learning_rates, variant.learning_rates, strict=False):
+        if not math.isclose(rate, variant_rate, rel_tol=RATE_TOLERANCE, abs_tol=SMALL_RATE):
+            return UpdateDifference(number, "learning rate", rate, variant_rate)
+    if not math.isclose(baseline.loss, variant.loss, rel_tol=LOSS_TOLERANCE, abs_tol=SMALL_LOSS):
+        return UpdateDifference(number, "loss", baseline.loss, variant.loss)
+    for norm, variant_norm in zip(baseline.gradient_norms, variant.gradient_norms, strict=True):
+        if not math.isclose(norm, variant_norm, rel_tol=GRADIENT_TOLERANCE, abs_tol=SMALL_NORM):
+            return UpdateDifference(number, "gradients", norm, variant_norm)
+    return None
+
+
+@dataclass(frozen=True)
+class WeightDistance:
+    """The distance between the weights of two runs after `updates.COMPARED_UPDATE` updates."""
+
+    # Relative to the distance that the baseline's weights have moved; infinite if they have not.
+    ratio: float
+    name: str  # the parameter that differs most; empty if all are equal
+
+
+def weight_distance(baseline: ObservedRun, variant: ObservedRun) -> WeightDistance | None:
+    """Return the distance between two runs' weights, after the same number of updates.
+
+    It is None if a run made too few updates to save its weights.
+    """
+    # Both runs begin with the same weights, so the first weights of one of them are enough.
+    paths = [
+        baseline.directory / FIRST_WEIGHTS,
+        baseline.directory / LATER_WEIGHTS,
+        variant.directory / LATER_WEIGHTS,
+    ]
+    if not all(path.exists() for path in paths):
+        return None
+    start, end, variant_end = [load_file(path) for path in paths]
+    moved = 0.0  # the squared distance that the baseline's weights have moved
+    apart = 0.0  # the squared distance between the weights of both runs
+    largest = 0.0  # the squared distance of the parameter that differs most
+    largest_name = ""
+    for name, values in end.items():
+        moved += float((values.double() - start[name].double()).square().sum())
+        difference = float((values.double() - variant_end[name].double()).square().sum())
+        apart += difference
+        if difference > largest:
+            largest = difference
+            largest_name = name
+    if not apart:
+        return WeightDistance(0.0, "")
+    ratio = math.sqrt(apart / moved) if moved else math.inf
+    return WeightDistance(ratio, largest_name)
+
+
+def differing_figure(
+    baseline: ObservedRun, variant: ObservedRun
+) -> tuple[str, float, float] | None:
+    """Return the name and both values of the first evaluation figure that differs.
+
+    The result is None if all figures agree within the tolerance. Figures that only one run has are
+    left out.
+    """
+    baseline_evaluations = evaluations_of(baseline)
+    for (step, phase), evaluation in evaluations_of(variant).items():
+        baseline_evaluation = baseline_evaluations.get((step, phase))
+        if baseline_evaluation is None:
+            continue
+        for name, value in evaluation.figures.items():
+            expected = baseline_evaluation.figures.get(name)
+            if expected is None:
+                continue
+            flipped_share = MAX_FLIPPED_SAMPLES / evaluation.samples
+            tolerance = FIGURE_TOLERANCE * max(abs(value), abs(expected)) + flipped_share
+            if abs(value - expected) > tolerance:
+                return f"{name} of the {phase} evaluation after update {step}", expected, value
+    return None
+
+
+def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], ObservedEvaluation]:
+    """Return the evaluations by the number of updates before them and by phase.
+
+    All ranks have the same figures, so those of rank 0 are enough. If a resumed run repeats an
+    evaluation, the last one counts.
+    """
+    return {
+        (record.step, record.phase): record
+        for process, record in run.all(ObservedEvaluation)
+        if process.rank == 0
+    }

@@ -1,0 +1,95 @@
+"""Reads the state of a run in progress: its kept parts, and all values that the recipe can reach.
+
+It draws no random numbers and changes no state.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+
+from accelerate.utils import extract_model_from_parallel
+from torch import nn
+
+from common.checkpoints.state import Stateful
+from common.lifecycle.stages import Context
+from common.run import Run
+from common.storage.value_digests import digest_of_state
+from common.tools.prove.reach.recipe_search import RecipeSearch
+from common.tools.prove.records.run_records import Description
+
+
+@dataclass(frozen=True)
+class StateChanges:
+    """The changes of a state since it was last read. The fields are those of a `MicroBatch`."""
+
+    parts: dict[str, str] = field(default_factory=dict)
+    state: dict[str, str] = field(default_factory=dict)
+    gone: list[str] = field(default_factory=list)
+    described: dict[str, Description] = field(default_factory=dict)
+
+
+class StateReader:
+    """Reads the state of one run, and remembers the digests that it has read last."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Stateful] = {}  # the parts that the recipe passed to `run.keep`
+        self.search: RecipeSearch | None = None  # None until `run.start`
+        self.last_state: dict[str, str] = {}
+        self.last_parts: dict[str, str] = {}
+
+    def keep(self, parts: Mapping[str, Stateful | None]) -> None:
+        """Note the parts that the recipe has passed to `run.keep`."""
+        self.kept = {name: part for name, part in parts.items() if part is not None}
+
+    def start(self, run: Run) -> None:
+        """Prepare to read the values that the recipe can reach."""
+        self.search = RecipeSearch(self.kept, run)
+
+    def changes(self, context: Context, frame: FrameType) -> StateChanges:
+        """Return what has changed since the last call.
+
+        Args:
+            frame: the frame of the loop, whose variables are read.
+        """
+        assert self.search is not None
+        reached = self.search.reachable_values(frame)
+        state = reached.digests
+        parts = self.digests_of_parts(context)
+        described = {}
+        for path, description in reached.described.items():
+            if path not in self.last_state:
+                described[path] = description
+        changes = StateChanges(
+            parts=changed_entries(self.last_parts, parts),
+            state=changed_entries(self.last_state, state),
+            gone=[path for path in self.last_state if path not in state],
+            described=described,
+        )
+        self.last_state = state
+        self.last_parts = parts
+        return changes
+
+    def digests_of_parts(self, context: Context) -> dict[str, str]:
+        """Return a digest of each part that was passed to `run.keep`, and of `Best`.
+
+        Checkpoints hold the best evaluation so far as well.
+        """
+        digests = {}
+        for name, part in self.kept.items():
+            bare = extract_model_from_parallel(part) if isinstance(part, nn.Module) else part
+            digests[name] = digest_of_state(bare.state_dict())
+        digests["best evaluation"] = digest_of_state(context.best.state_dict())
+        return digests
+
+    def learning_rates(self) -> list[float]:
+        """Return the learning rate of each group of each kept optimizer."""
+        rates = []
+        for part in self.kept.values():
+            for group in getattr(part, "param_groups", ()):
+                rates.append(float(group["lr"]))
+        return rates
+
+
+def changed_entries(previous: dict[str, str], current: dict[str, str]) -> dict[str, str]:
+    """Return the entries that are new or have changed."""
+    return {name: value for name, value in current.items() if previous.get(name) != value}

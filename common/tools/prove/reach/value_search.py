@@ -1,0 +1,395 @@
+"""Searches the values that variables contain. Each gets a path, such as ``ema.decay``.
+
+The values of two runs are compared, to find state that checkpoints lack, or that differs between
+repetitions.
+"""
+
+import io
+import random
+import types
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from common.checkpoints.state import Stateful
+from common.config import TrainingConfig
+from common.data.dataset import Data
+from common.data.samples import Samples
+from common.storage.value_digests import PLAIN_TYPES, digest_of_state
+from common.tools.prove.reach.network_values import (
+    attributes_beside_state,
+    attributes_of_optimizer,
+    hooks_of_module,
+    hooks_of_optimizer,
+    path_of_submodule,
+    settings_of,
+    wrapped_objects,
+)
+from common.tools.prove.reach.own_code import is_own_module
+from common.tools.prove.reach.positions import (
+    FILES,
+    contents_of_iterator,
+    position_of_file,
+    position_of_iterator,
+)
+from common.tools.prove.records.run_records import Description, ValueType
+
+MAX_VALUES = 20_000  # the most values that a search visits
+MAX_ITEMS = 2_000  # the most items of a container whose items are visited one by one
+MAX_DEPTH = 12  # the most steps from a variable to a value
+MAX_BYTES = 2**24  # the largest array that is read whole; of a larger one, a sample is read
+SAMPLED_ELEMENTS = 2**16  # about how many elements of a larger array are read
+ARRAYS = (torch.Tensor, np.ndarray)
+CONTAINERS = (dict, list, tuple, set, frozenset, deque, types.MappingProxyType)
+FUNCTIONS = (types.FunctionType, types.MethodType, partial)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a value: the variable where the search began, and the way from there."""
+
+    path: str  # such as ``ema.decay``
+    variable_text: str  # the variable in words, such as "local variable of main()"
+    depth: int = 0  # the number of steps from the variable to the value
+
+    def attribute(self, name: str) -> "Place":
+        """Return the place of an attribute; variables of a function count as its attributes."""
+        return Place(f"{self.path}.{name}", self.variable_text, self.depth + 1)
+
+    def item(self, key: str) -> "Place":
+        """Return the place of an item of a container.
+
+        Args:
+            key: the text of its key in the path.
+        """
+        return Place(f"{self.path}[{key}]", self.variable_text, self.depth + 1)
+
+    def hook(self, path: str) -> "Place":
+        """Return the place of a hook, which has this path."""
+        return Place(path, f"in a hook, {self.variable_text}", self.depth + 1)
+
+
+# A method of `ValueSearch`, which gets the place and the value. Each method takes values of its own
+# types, and `visitor_of` chooses the method by the type.
+Visitor = Callable[[Place, Any], None]
+
+
+@dataclass
+class ReachableValues:
+    """The values that a search has found, by path."""
+
+    digests: dict[str, str] = field(default_factory=dict)
+    described: dict[str, Description] = field(default_factory=dict)
+
+    def add(self, place: Place, value_type: ValueType, words: str, value: object) -> None:
+        """Add a value under its path, unless the path is taken.
+
+        Args:
+            words: what the value is, such as its class. The text of the `Description` begins so.
+            value: the value of which the digest is taken. It may be only a part of the value at the
+                place, such as its state.
+        """
+        path = place.path
+        if path not in self.digests:
+            self.digests[path] = digest_of_state(value)
+            text = f"{words}, {place.variable_text}"
+            self.described[path] = Description(type=value_type, text=text)
+
+    def mark_attributes(self, known_paths: Collection[str]) -> None:
+        """Note that all new values belong to a kept object, whose state_dict lacks them.
+
+        Args:
+            known_paths: the paths of the other values. Values of special types keep their types.
+        """
+        for path, description in self.described.items():
+            if path not in known_paths and description.type == "other":
+                self.described[path] = Description(type="attribute", text=description.text)
+
+
+@dataclass
+class ValueSearch:
+    """One search: the values that it has found, and the objects that it has visited."""
+
+    run: object  # the recipe's run, whose attributes do not belong to the recipe
+    kept: Mapping[int, str]  # names of the kept parts, by the id() of the part
+    reached: ReachableValues = field(default_factory=ReachableValues)
+    # The visited objects by id. The search keeps them alive, so their ids stay unique.
+    visited: dict[int, object] = field(default_factory=dict)
+
+    def visit(self, place: Place, value: object) -> None:
+        """Add a value, and visit the values in it."""
+        if is_plain(value):
+            value_type: ValueType = "text" if isinstance(value, str) else "other"
+            self.reached.add(place, value_type, type(value).__name__, value)
+            return
+        if self.is_left_out(place, value):
+            return
+        self.visited[id(value)] = value
+        state = state_of_random_generator(value)
+        if state is not None:
+            self.reached.add(place, "generator", f"random generator {class_name(value)}", state)
+            return
+        visit = self.visitor_of(value)
+        visit(place, value)
+
+    def is_left_out(self, place: Place, value: object) -> bool:
+        """Whether a value is too deep, was visited before, or can't hold state of the recipe.
+
+        After `MAX_VALUES` values, all others are left out.
+        """
+        if place.depth > MAX_DEPTH or len(self.visited) > MAX_VALUES or id(value) in self.visited:
+            return True
+        return can_hold_no_state(value) or value is self.run
+
+    def visitor_of(self, value: object) -> Visitor:
+        """Return the method that visits values of this type. The first match counts."""
+        visitors: dict[tuple[type, ...], Visitor] = {
+            ARRAYS: self.visit_array,
+            FILES: self.visit_file,
+            CONTAINERS: self.visit_container,
+            (nn.Module,): self.visit_module,
+            FUNCTIONS: self.visit_function,
+            (types.GeneratorType,): self.visit_python_generator,
+            (type,): self.visit_class,
+        }
+        for classes, visitor in visitors.items():
+            if isinstance(value, classes):
+                return visitor
+        if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            return self.visit_stateful
+        if isinstance(value, Iterator) and not is_own_module(type(value).__module__):
+            return self.visit_iterator
+        return self.visit_object
+
+    def visit_array(self, place: Place, value: torch.Tensor | np.ndarray) -> None:
+        """Add the elements of a tensor or an array; of a large one, only a sample."""
+        self.reached.add(place, "other", class_name(value), sample_of(value))
+
+    def visit_file(self, place: Place, value: io.IOBase) -> None:
+        """Add the position of an open file."""
+        self.reached.add(place, "file", "position of an open file", position_of_file(value))
+
+    def visit_python_generator(
+        self, place: Place, value: "types.GeneratorType[object, object, object]"
+    ) -> None:
+        """Add the position of a generator.
+
+        If its function is the recipe's, visit its local variables too.
+        """
+        self.visit_iterator(place, value)
+        frame = value.gi_frame  # None after the end of the function
+        if frame is not None and is_own_module(frame.f_globals["__name__"]):
+            self.visit_all(place, frame.f_locals)
+
+    def visit_iterator(self, place: Place, value: Iterator[object]) -> None:
+        """Add the position of an iterator, and visit the iterators that it reads."""
+        words = f"position of an iterator {class_name(value)}"
+        self.reached.add(place, "iterator", words, position_of_iterator(value))
+        contents = contents_of_iterator(value)
+        # Only the iterators are numbered. The number of other contents changes when the search
+        # reads the variables of a generator.
+        iterators = [content for content in contents if isinstance(content, Iterator)]
+        for number, iterator in enumerate(iterators):
+            self.visit(place.item(str(number)), iterator)
+
+    def visit_class(self, place: Place, value: type) -> None:
+        """Visit the attributes of a class, if it is the recipe's own."""
+        if is_own_module(value.__module__):
+            attributes = {
+                name: item for name, item in vars(value).items() if not name.startswith("__")
+            }
+            self.visit_all(place, attributes)
+
+    def visit_all(self, place: Place, values: Mapping[str, object]) -> None:
+        """Visit attributes or variables by name."""
+        for name, value in [*values.items()]:
+            self.visit(place.attribute(name), value)
+
+    def visit_container(self, place: Place, value: Collection[object]) -> None:
+        """Add a container of plain values as a whole, and visit the items of other containers.
+
+        Of a container of other values, add the length. If it is a set or has more than `MAX_ITEMS`
+        items, do not visit its items.
+        """
+        items: Iterable[object] = value
+        pairs: Iterable[tuple[object, object]] = enumerate(value)
+        if isinstance(value, Mapping):
+            items = value.values()
+            pairs = value.items()
+        words = type(value).__name__
+        if all(map(is_plain, items)):
+            # A digest of a deque would cover only its type.
+            contents = [*value] if isinstance(value, deque) else value
+            self.reached.add(place, "other", words, contents)
+            return
+        self.reached.add(place, "other", f"length of a {words}", len(value))
+        if len(value) > MAX_ITEMS or isinstance(value, (set, frozenset)):
+            return
+        for number, (key, item) in enumerate([*pairs]):
+            self.visit(place.item(key_in_path(key, number)), item)
+
+    def visit_module(self, place: Place, module: nn.Module) -> None:
+        """Add the weights of a network that is not kept, and values that its state_dict lacks."""
+        if id(module) not in self.kept:
+            words = f"network {class_name(module)}"
+            self.reached.add(place, "network", words, module.state_dict())
+        new_modules = {}
+        for name, submodule in module.named_modules():
+            if submodule is module or id(submodule) not in self.visited:
+                new_modules[path_of_submodule(place.path, name)] = submodule
+        # Visit no submodule or tensor of the network again: all are added here, or checkpoints hold
+        # them.
+        for part in [*module.modules(), *module.parameters(), *module.buffers()]:
+            self.visited.setdefault(id(part), part)
+        for inner_path, submodule in new_modules.items():
+            self.visit_submodule(replace(place, path=inner_path), submodule)
+
+    def visit_submodule(self, place: Place, module: nn.Module) -> None:
+        """Add the values of a module alone that its state_dict lacks.
+
+        These are buffers with persistent=False, settings such as `requires_grad`, attributes, and
+        the values that hooks of the recipe keep.
+        """
+        for name in sorted(module._non_persistent_buffers_set):
+            buffer = module._buffers.get(name)
+            if buffer is not None:
+                words = "buffer of a network with persistent=False"
+                self.reached.add(place.attribute(name), "buffer", words, buffer)
+        for name, (words, setting) in settings_of(module).items():
+            self.reached.add(place.attribute(name), "setting", words, setting)
+        self.visit_all(place, attributes_beside_state(module))
+        for hook_path, hook in hooks_of_module(place.path, module):
+            self.visit(place.hook(hook_path), hook)
+
+    def visit_stateful(self, place: Place, value: Stateful) -> None:
+        """Add the state of an object that has state_dict, unless checkpoints hold it.
+
+        In any case, visit its attributes and what it wraps, because its state_dict may lack some of
+        them.
+        """
+        is_kept = id(value) in self.kept
+        if not is_kept:
+            words = f"{class_name(value)} with state_dict"
+            self.reached.add(place, "stateful", words, value.state_dict())
+        known_paths = set(self.reached.described)
+        if isinstance(value, torch.optim.Optimizer):
+            self.visit_all(place, attributes_of_optimizer(value))
+        else:
+            self.visit_object(place, value)
+        if is_kept:
+            self.reached.mark_attributes(known_paths)
+        if isinstance(value, torch.optim.Optimizer):
+            for hook_path, hook in hooks_of_optimizer(place.path, value):
+                self.visit(place.hook(hook_path), hook)
+        self.visit_all(place, wrapped_objects(value))
+
+    def visit_function(
+        self, place: Place, value: types.FunctionType | types.MethodType | partial[object]
+    ) -> None:
+        """Visit the values that a function of the recipe keeps from call to call."""
+        if isinstance(value, types.MethodType):
+            self.visit(place, value.__self__)
+        elif isinstance(value, partial):
+            self.visit(place.attribute("func"), value.func)
+            self.visit(place.attribute("args"), value.args)
+            self.visit(place.attribute("keywords"), value.keywords)
+        elif is_own_module(value.__module__ or ""):
+            self.visit(place.attribute("__defaults__"), value.__defaults__)
+            self.visit(place.attribute("__kwdefaults__"), value.__kwdefaults__)
+            self.visit_all(place, vars(value))
+            for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                try:
+                    content = cell.cell_contents
+                except ValueError:  # the variable has no value yet
+                    continue
+                self.visit(place.attribute(name), content)
+
+    def visit_object(self, place: Place, value: object) -> None:
+        """Visit the attributes of an object, if its class is the recipe's own.
+
+        Data sets and `SimpleNamespace` are visited as well. Any other object is left out.
+        """
+        is_data = isinstance(value, (Data, Samples))
+        is_simple = isinstance(value, types.SimpleNamespace)
+        if not (is_data or is_simple or is_own_module(type(value).__module__)):
+            return
+        attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
+        for owner in type(value).__mro__:
+            slots = owner.__dict__.get("__slots__", ())
+            names = (slots,) if isinstance(slots, str) else slots  # a string is a single name
+            for name in names:
+                if hasattr(value, name):
+                    attributes.setdefault(name, getattr(value, name))
+        self.visit_all(place, attributes)
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value contains no other values."""
+    return isinstance(value, PLAIN_TYPES)
+
+
+def key_in_path(key: object, number: int) -> str:
+    """Return the text for a key of a container in a path.
+
+    The text of an object, such as a parameter, has its values or its address, which differ between
+    two runs. Such a key is named by its class and its number in the container.
+    """
+    parts = key if isinstance(key, tuple) else (key,)
+    if all(is_plain(part) or isinstance(part, Enum) for part in parts):
+        return f"{key!r:.40}"
+    return f"{type(key).__name__} {number}"
+
+
+def can_hold_no_state(value: object) -> bool:
+    """Whether a value can't hold state of the recipe.
+
+    A module counts as well, because `RecipeSearch` searches the recipe's modules on their own.
+    """
+    if isinstance(value, (types.ModuleType, TrainingConfig, Accelerator, types.FrameType)):
+        return True
+    return isinstance(value, (types.BuiltinFunctionType, types.CodeType, types.TracebackType))
+
+
+def class_name(value: object) -> str:
+    """Return the name of a value's class, such as ``numpy.ndarray``.
+
+    The top-level package or module comes first, except for classes of the recipe's own file and
+    built-in classes.
+    """
+    value_class = type(value)
+    module = value_class.__module__.partition(".")[0]
+    name = value_class.__qualname__
+    return name if module in ("__main__", "builtins") else f"{module}.{name}"
+
+
+def sample_of(array: torch.Tensor | np.ndarray) -> torch.Tensor | np.ndarray:
+    """Return an array, or evenly spaced elements of a large array."""
+    if array.nbytes <= MAX_BYTES:
+        return array
+    flat = array.reshape(-1)
+    stride = -(-len(flat) // SAMPLED_ELEMENTS)  # the quotient, rounded up
+    return flat[::stride]
+
+
+def state_of_random_generator(value: object) -> object:
+    """Return the state of a random generator.
+
+    The result is None for other values, and for `SystemRandom`, which has no state.
+    """
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, random.Random):
+        return None if isinstance(value, random.SystemRandom) else value.getstate()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=False)
+    return None
