@@ -131,7 +131,7 @@ class Log:
     def add_interval(self, values: Mapping[str, float]) -> None:
         """Add the training figures of a log interval to the row, and show them."""
         self.add(values)
-        DISPLAY.show_interval(report.interval_text(self.pending_row.figures))
+        DISPLAY.show_interval(report.progress_line_text(self.pending_row.figures))
 
     def step_and_epoch(self) -> tuple[int, float]:
         """Return the current update and epoch, for the display."""

@@ -145,7 +145,7 @@ def is_training_metric(name: str) -> bool:
     return name.startswith("train/") and name not in METRICS and not is_rate_of_group
 
 
-def interval_text(row: Mapping[str, float]) -> str:
+def progress_line_text(row: Mapping[str, float]) -> str:
     """Return the progress line of a log interval: loss, the recipe's metrics, speed, memory.
 
     The learning rates and the gradient norm are only in the logs.

@@ -105,7 +105,7 @@ def shown_interval(
     form = f".{decimals_for(half_width)}f"
     low = gain - half_width
     high = gain + half_width
-    return ShownInterval(form, interval_text(interval.confidence, low, high, form))
+    return ShownInterval(form, confidence_interval_text(interval.confidence, low, high, form))
 
 
 def gain_of(objective: Objective, baseline: Sample, group: Sample) -> float:
@@ -222,7 +222,7 @@ def ratio_span_text(interval: ConfidenceInterval) -> str:
     """Return the interval of a ratio of rates, from that of the difference of their logarithms."""
     low = exponential(interval.low)
     high = exponential(interval.high)
-    return interval_text(interval.confidence, low, high, ".2f")
+    return confidence_interval_text(interval.confidence, low, high, ".2f")
 
 
 def exponential(value: float) -> float:
@@ -252,7 +252,7 @@ def not_distinguishable_text(baseline: Sample, group: Sample, needed: int | None
     return f"not distinguishable with {counts}; about {needed:,} {noun}s each would be needed"
 
 
-def interval_text(confidence: float, low: float, high: float, form: str) -> str:
+def confidence_interval_text(confidence: float, low: float, high: float, form: str) -> str:
     """Return an interval as text, such as "95 % interval 0.12 to 0.45"."""
     return f"{percent(confidence)} interval {low:{form}} to {high:{form}}"
 

@@ -28,7 +28,7 @@ from common.tools.prove.proof_runs.recipe_flags import (
     proof_flags,
 )
 from common.tools.prove.receipt import CheckResult, write_receipt
-from common.tools.prove.receipt_making import make_receipt
+from common.tools.prove.receipt_making import make_proof_receipt
 from common.tools.prove.report import show_report, show_result
 from common.tools.prove.request import ProofRequest
 from common.tools.prove.verdicts import Verdict
@@ -65,7 +65,7 @@ def prove(request: ProofRequest) -> bool:
     began = current_time()
     start = time.monotonic()
     results = run_checks(checks, bench)
-    receipt = make_receipt(request, recipe, bench, results, began, time.monotonic() - start)
+    receipt = make_proof_receipt(request, recipe, bench, results, began, time.monotonic() - start)
     write_receipt(request.output, receipt)
     show_report(receipt, request.output)
     if request.folder is None and receipt.passed and not bench.failed:

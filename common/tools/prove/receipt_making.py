@@ -16,7 +16,7 @@ from common.tools.prove.request import ProofRequest
 from common.tools.recipe import Recipe
 
 
-def make_receipt(
+def make_proof_receipt(
     request: ProofRequest,
     recipe: Recipe,
     bench: Bench,

@@ -76,7 +76,7 @@ def reproduce(request: ReproductionRequest) -> int:
     differences = differences_of(old, new)
     reporter.show_more(differences)
     conclusion = draw_conclusion(old, new, differences, request.tolerance)
-    receipt = make_receipt(request, old, new, conclusion, code, command, began)
+    receipt = make_reproduction_receipt(request, old, new, conclusion, code, command, began)
     write_receipt(request.output, receipt)
     show_result(conclusion, receipt, request.output)
     return conclusion.exit_status
@@ -260,7 +260,7 @@ def is_far_enough(output: Path, old: ComparedRun) -> bool:
     return not old.stored.is_complete and new.last_step >= old.last_step
 
 
-def make_receipt(
+def make_reproduction_receipt(
     request: ReproductionRequest,
     old: ComparedRun,
     new: ComparedRun,
