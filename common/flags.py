@@ -99,9 +99,9 @@ def spelled(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def as_typed(name: str, value: object) -> str:
+def as_typed(config_class: type, name: str, value: object) -> str:
     """Return a flag and its value as on the command line, such as ``--hidden-sizes 64 32``."""
-    return command_line(words_of_flag(name, value))
+    return command_line(words_of_flag(config_class, name, value))
 
 
 def value_from_json(value: object) -> object:
@@ -109,10 +109,16 @@ def value_from_json(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def words_of_flag(name: str, value: object) -> list[str]:
-    """Return the words of a flag and its value, such as ``["--hidden-sizes", "64", "32"]``."""
-    if isinstance(value, bool):  # a switch has no value
+def words_of_flag(config_class: type, name: str, value: object) -> list[str]:
+    """Return the words of a flag and its value, such as ``["--hidden-sizes", "64", "32"]``.
+
+    The command line reads these words back to the same value.
+    """
+    # A switch has no value. A flag that may be None has one, such as ``--horizontal-flip False``.
+    if typing.get_type_hints(config_class)[name] is bool:
         return [spelled(name if value else f"no_{name}")]
+    if isinstance(value, str) and value.startswith("-"):  # as a word alone, it would be a flag
+        return [f"{spelled(name)}={value}"]
     values = value if isinstance(value, tuple) else (value,)
     return [spelled(name), *map(str, values)]
 
@@ -134,7 +140,7 @@ def advice_to_omit(config: object, name: str) -> str:
 class Misfit(NamedTuple):
     """A value that a flag does not allow."""
 
-    value: object  # an item of the flag's value if that is a tuple or a list
+    value: object  # an item of the flag's value if that is a tuple or a list with items
     expected: str  # the values that the flag allows
 
 
@@ -184,11 +190,14 @@ def value_as_flag(value: Any) -> object:
 def check_value(config_class: type, name: str, value: object) -> None:
     """Raise a `UserError` if a flag does not allow a value."""
     misfit = first_misfit(config_class, name, value)
-    if misfit is not None:
-        problem = "can't be used" if isinstance(misfit.value, str) else "is out of range"
-        raise UserError(
-            f"{spelled(name)} {misfit.value!r:.99} {problem}", advice=f"pass {misfit.expected}"
-        )
+    if misfit is None:
+        return
+    advice = f"pass {misfit.expected}"
+    if misfit.value == ():
+        example = as_typed(config_class, name, getattr(config_class, name))
+        raise UserError(f"{spelled(name)} has no value", advice=f"{advice}, such as {example}")
+    problem = "can't be used" if isinstance(misfit.value, str) else "is out of range"
+    raise UserError(f"{spelled(name)} {misfit.value!r:.99} {problem}", advice=advice)
 
 
 def check_number(
@@ -213,9 +222,14 @@ def check_number(
 def first_misfit(config_class: type, name: str, value: object) -> Misfit | None:
     """Return the value, or the first item of a tuple or list, that a flag does not allow.
 
-    The result is None if the whole value is within the flag's limits.
+    The result is None if the whole value is within the flag's limits. A tuple may be empty only if
+    the flag's default is.
     """
-    items = value if isinstance(value, (tuple, list)) else (value,)
+    items = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    default_items = getattr(config_class, name, ())
+    if not items and default_items:
+        are_numbers = all(isinstance(item, (int, float)) for item in default_items)
+        return Misfit((), f"one or more {'numbers' if are_numbers else 'values'}")
     for item in items:
         expected = expected_values(config_class, name, item)
         if expected is not None:

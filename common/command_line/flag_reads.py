@@ -168,7 +168,8 @@ def unused_flag_error(config: object, name: str, recipe: str) -> UserError:
     Args:
         recipe: the name of the recipe's file.
     """
-    typed_flag = shortened(as_typed(name, getattr(config, name)), MAX_FLAG_CHARACTERS)
+    typed = as_typed(type(config), name, getattr(config, name))
+    typed_flag = shortened(typed, MAX_FLAG_CHARACTERS)
     call = TAKES_EFFECT_IN.get(name)
     remedy = f"use config.{name} before the loop of the recipe"
     if call is not None:

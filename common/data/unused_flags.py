@@ -29,10 +29,11 @@ def refuse_unused_data_flags(config: TrainingConfig, data: Data) -> None:
             continue
         value = getattr(config, field.name)
         if value != field.default:
+            typed_flag = as_typed(type(config), field.name, value)
             raise UserError(
                 (
-                    f"{as_typed(field.name, value)} has no effect, because the recipe's data set "
-                    f"{data.name} does not use it"
+                    f"{typed_flag} has no effect, because the recipe's data set {data.name} does "
+                    "not use it"
                 ),
                 advice=advice_to_omit(config, field.name),
             )

@@ -160,7 +160,7 @@ def flags_as_text(config: TrainingConfig, given_flags: Flags, all_of_them: bool 
         is_wanted = all_of_them or role_of(type(config), field.name).compared
         if value == field.default or not is_wanted:
             continue
-        flag_word, *value_words = words_of_flag(field.name, value)
+        flag_word, *value_words = words_of_flag(type(config), field.name, value)
         if not all_of_them:
             value_words = [without_folder(word) for word in value_words]
         words += [flag_word, *value_words]

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
 import numpy as np
 import pytest
@@ -245,6 +245,30 @@ def test_non_ascii_paths_are_accepted_in_any_locale(
         assert expected_values(TrainingConfig, "output_dir", wrong) == "text without NUL, in UTF-8"
 
 
+TUPLES = [
+    case for case in FIELDS
+    if get_origin(kind_of(*case.values)) is tuple  # type: ignore[arg-type]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("owner", "name"), TUPLES)
+def test_flag_without_a_value_is_refused(owner: type[TrainingConfig], name: str) -> None:
+    """The command line, a program or a saved file may pass none. An empty default allows this."""
+    default = getattr(owner(), name)
+    config = dataclasses.replace(owner(), **{name: ()})
+    if not default:
+        check_limits(config)
+        assert from_json(owner, {name: []}, "some/config.json") == {name: ()}
+        return
+    with pytest.raises(UserError) as refused:
+        check_limits(config)
+    assert refused.value.problem == f"{spelled(name)} has no value"
+    example = " ".join(map(str, default))
+    assert refused.value.advice == f"pass one or more numbers, such as {spelled(name)} {example}"
+    with pytest.raises(UserError, match=f"an invalid value of {spelled(name)}, .*: replace it"):
+        from_json(owner, {name: []}, "some/config.json")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
@@ -254,8 +278,12 @@ def test_non_ascii_paths_are_accepted_in_any_locale(
         ("streaming", False, "--no-streaming"),
         ("dataset", "digits", "--dataset digits"),
         ("dataset", "my digits", f"--dataset {quoted('my digits')}"),
+        ("horizontal_flip", False, "--horizontal-flip False"),
+        ("widths", (64, 256), "--widths 64 256"),
+        ("notes", "--x", "--notes=--x"),
     ],
 )
 def test_flag_is_shown_as_it_is_typed(name: str, value: object, expected: str) -> None:
     """A switch has no value. A value with a space is quoted."""
-    assert as_typed(name, value) == expected
+    owner = config_class("mnist_mlp" if name == "hidden_sizes" else "cifar10_fast")
+    assert as_typed(owner, name, value) == expected

@@ -10,16 +10,18 @@ import sys
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 from common.command_line.credentials import refuse_credentials
 from common.command_line.help_groups import comments_of
+from common.command_line.parsing import parse_words
 from common.command_line.saved_defaults import read_config
 from common.config import TrainingConfig, parse_config
 from common.errors import UserError
-from common.flags import flag, role_of, spelled
+from common.flags import flag, role_of, spelled, words_of_flag
 from tests.examples import EXAMPLES
 from tests.launch import RECIPES, REPOSITORY, plain
 from tests.unit.recipes import (
@@ -31,6 +33,8 @@ from tests.unit.recipes import (
     words,
     write_run,
 )
+
+MODULES_OF_EXAMPLES = [f"examples.{example.name}" for example in EXAMPLES]
 
 # Mistakes on the command line.
 
@@ -243,6 +247,50 @@ def test_flag_changes_its_own_field_only(recipe: str, monkeypatch: pytest.Monkey
         assert parse(monkeypatch, recipe, *flags) == expected
 
 
+# Values of each type of a flag, of which each one may be spelled in another way.
+VALUES: dict[Any, list[Any]] = {
+    bool: [False, True],
+    int: [7, -3],
+    float: [0.5, -1e-05, 3.0],
+    str: ["other", "two words", "-x", "--epochs", "a=b", "it's"],
+    NoneType: [None],
+}
+
+
+def values_of_type(flag_type: Any) -> list[Any]:
+    """Return values of a flag's type, such as both of a switch and each choice of a `Literal`."""
+    if flag_type in VALUES:
+        return VALUES[flag_type]
+    members = get_args(flag_type)
+    if get_origin(flag_type) is Literal:
+        return [*members]
+    if get_origin(flag_type) is tuple:
+        plain = [value for value in VALUES[members[0]] if not str(value).startswith("--")]
+        return [(plain[0],), (*plain[:2],), ()]
+    return [value for member in members for value in values_of_type(member)]
+
+
+@pytest.mark.parametrize(
+    "name_of_module",
+    [
+        *(f"recipes.{recipe}" for recipe in RECIPES),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in MODULES_OF_EXAMPLES),
+    ],
+)
+def test_words_of_each_flag_are_read_back(
+    name_of_module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`config.json` and model cards have a command line, which a user may repeat."""
+    owner = import_module(name_of_module).Config
+    types = get_type_hints(owner)
+    values = {field.name: values_of_type(types[field.name]) for field in dataclasses.fields(owner)}
+    for number in range(max(map(len, values.values()))):
+        chosen = {name: each[number % len(each)] for name, each in values.items()}
+        words = [word for item in chosen.items() for word in words_of_flag(owner, *item)]
+        monkeypatch.setattr(sys, "argv", ["script.py", *words])
+        assert vars(parse_words(owner, None, owner())) == chosen
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_config_file_repeats_the_flags_of_a_run(
     recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -436,8 +484,6 @@ def test_mistake_leaves_the_status_of_other_runs_alone(
 
 
 # Help.
-
-MODULES_OF_EXAMPLES = [f"examples.{example.name}" for example in EXAMPLES]
 
 
 @pytest.mark.parametrize(

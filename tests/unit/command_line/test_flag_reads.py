@@ -62,7 +62,7 @@ def test_flag_that_nothing_reads_is_refused(name: str) -> None:
     config = recorded(**{name: OTHER.get(name, 7)})
     assert unread_flags(config, dict(vars(config))) == [name]
     error = unused_flag_error(config, name, "mine.py")
-    typed_flag = as_typed(name, OTHER.get(name, 7))
+    typed_flag = as_typed(Config, name, OTHER.get(name, 7))
     assert f"{typed_flag} was set, but nothing in mine.py" in error.message
     if name in flag_reads.TAKES_EFFECT_IN:
         assert f"add {flag_reads.TAKES_EFFECT_IN[name].text} to" in error.message

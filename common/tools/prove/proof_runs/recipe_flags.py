@@ -39,12 +39,15 @@ def parse_flags(words: Sequence[str]) -> FlagValues:
 
 
 def as_words(**values: object) -> tuple[str, ...]:
-    """Return the words of a command line for flags that Python code names.
+    """Return the words of a command line for shared flags that Python code names.
 
     `as_words(max_steps=3, compile=False)` is `("--max-steps", "3", "--no-compile")`. A value stays
     one word even if it has spaces, as a path may.
     """
-    return tuple(word for name, value in values.items() for word in words_of_flag(name, value))
+    words: list[str] = []
+    for name, value in values.items():
+        words += words_of_flag(TrainingConfig, name, value)
+    return tuple(words)
 
 
 def flag_words(flags: FlagValues) -> list[str]:

@@ -86,10 +86,10 @@ VALUES = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda v: not 
 @given(dataset=VALUES, sizes=st.lists(st.integers()), compiles=st.booleans())
 def test_a_value_stays_one_word(dataset: str, sizes: list[int], compiles: bool) -> None:
     """A path may have spaces, quotes and backslashes. A tuple has a word for each item."""
-    words = as_words(dataset=dataset, hidden_sizes=tuple(sizes), compile=compiles)
+    words = as_words(dataset=dataset, tags=tuple(sizes), compile=compiles)
     assert parse_flags(words) == {
         "--dataset": [dataset],
-        "--hidden-sizes": [str(size) for size in sizes],
+        "--tags": [str(size) for size in sizes],
         "--compile" if compiles else "--no-compile": [],
     }
 
