@@ -54,9 +54,9 @@ class FlagMetadata(TypedDict):
 
 def flag(
     default: object,
+    *,
     least: float | None = None,
     most: float | None = None,
-    *,
     role: str = "learning",
 ) -> Any:
     """Return a dataclass field for a flag. The comment at the field is the flag's help.

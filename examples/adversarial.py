@@ -88,7 +88,7 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
     model = load(config.model, data, config.dropout)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    if data.splits["train"].token_positions is not None:  # batches then have no padding
+    if data.splits["train"].token_positions is not None:  # compute only real tokens
         leave_out_padding(model)
     return model, {"name": f"BERT ({Path(config.model).name})", **data.preprocessing()}
 
@@ -154,7 +154,7 @@ def main(config: Config) -> None:
         run.start(description, compute_loss, passes=2)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
-            if run.should_evaluate:
+            if run.should_evaluate:  # at the top: a resumed run repeats an interrupted evaluation
                 run.log(evaluate(run, model, validation_loader))
             if run.should_stop:  # by --early-stopping
                 break
@@ -165,7 +165,7 @@ def main(config: Config) -> None:
                     moved_loss, _ = compute_loss(model, batch)
                     accelerator.backward(moved_loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
+                    run.clip_grad_norm_(model, optimizer)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

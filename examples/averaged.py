@@ -48,12 +48,14 @@ class Config(TrainingConfig):
     mixup: float = flag(0.2, least=0)
     early_stopping: int | None = 5  # Stop after this many evaluations without a better one.
     validation_share: float | None = 0.1  # Share of train held out for early stopping.
-    image_size: int | None = flag(None, 1, 65536, role="size")  # Height and width (default: as is).
+    # Height and width in pixels (default: by data set, at most 224).
+    image_size: int | None = flag(None, least=1, most=65536, role="size")
     image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
 
 
 OBJECTIVE = "accuracy:max"
 DEFAULT_EPOCHS = {"mnist": 20, "digits": 100, "synthetic": 1, "other": 20}
+DEFAULT_SIZES = {"synthetic": 28}  # pixels
 
 # --------------------------------------------------------------------------------------- Data
 
@@ -64,7 +66,7 @@ def load_data(config: Config, run: Run) -> ImageData:
     )
     return load_images(
         source,
-        image_size=config.image_size or (28 if source.name == "synthetic" else None),
+        image_size=config.image_size or DEFAULT_SIZES.get(source.name),
         image_column=config.image_column,
         label_column=config.label_column,
         dtype=run.compute_dtype,
@@ -172,7 +174,7 @@ def main(config: Config) -> None:
             average.update_parameters(model)  # from the model's first weights
 
         for batch in run.batches(train_loader):
-            if run.should_evaluate:
+            if run.should_evaluate:  # at the top: a resumed run repeats an interrupted evaluation
                 run.log(evaluate(run, average.module, validation_loader))
             if run.should_stop:  # by --early-stopping
                 break
@@ -180,7 +182,7 @@ def main(config: Config) -> None:
                 loss, logits = compute_loss(model, batch, config.mixup)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
+                    run.clip_grad_norm_(model, optimizer)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

@@ -39,9 +39,10 @@ class Config(TrainingConfig):
     batch_size: int = 32  # Samples per process and micro-batch.
     learning_rate: float = 1e-2  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    width: int = flag(128, least=1, most=10**6)  # Size of the embeddings and the recurrent layers.
-    layers: int = flag(1, least=1, most=1000)  # Number of recurrent layers.
-    length: int = flag(32, least=1, most=10**5)  # Characters of a sample.
+    # Size of the embeddings and the recurrent layers.
+    width: int = flag(128, least=1, most=10**6, role="size")
+    layers: int = flag(1, least=1, most=1000, role="size")  # Number of recurrent layers.
+    length: int = flag(32, least=1, most=10**5, role="size")  # Characters of a sample.
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
 
 
@@ -152,7 +153,7 @@ def main(config: Config) -> None:
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
-            if run.should_evaluate:
+            if run.should_evaluate:  # at the top: a resumed run repeats an interrupted evaluation
                 run.log(evaluate(run, model, validation_loader))
             if run.should_stop:  # by --early-stopping
                 break
@@ -160,7 +161,7 @@ def main(config: Config) -> None:
                 loss, logits = compute_loss(model, batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
+                    run.clip_grad_norm_(model, optimizer)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

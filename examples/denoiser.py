@@ -37,8 +37,8 @@ class Config(TrainingConfig):
     batch_size: int = 32  # Samples per process and micro-batch.
     learning_rate: float = 1e-2  # Peak learning rate.
     weight_decay: float = 5e-4  # Decay of weight matrices; biases and norms have none.
-    width: int = flag(32, least=1, most=10**6)  # Channels of each convolution.
-    depth: int = flag(2, least=1, most=1000)  # Residual blocks.
+    width: int = flag(32, least=1, most=10**6, role="size")  # Channels of each convolution.
+    depth: int = flag(2, least=1, most=1000, role="size")  # Residual blocks.
     noise: float = flag(0.3, least=0)  # Standard deviation of the noise; pixels are 0 to 1.
 
 
@@ -76,29 +76,29 @@ def load_data(config: Config, run: Run) -> Data:
 class Block(nn.Module):
     """Two 3×3 convolutions, or 1×1, 3×3, 1×1 with four times the width, and a shortcut."""
 
-    def __init__(self, in_channels: int, width: int, stride: int, bottleneck: bool):
+    def __init__(self, in_channels: int, width: int, is_bottleneck: bool, stride: int = 1):
         super().__init__()
-        channels = width * 4 if bottleneck else width
+        out_channels = width * 4 if is_bottleneck else width
         # (in, out, kernel, stride); the stride is on the 3×3 convolution of a bottleneck.
         plain = [(in_channels, width, 3, stride), (width, width, 3, 1)]
-        deep = [(in_channels, width, 1, 1), (width, width, 3, stride), (width, channels, 1, 1)]
+        deep = [(in_channels, width, 1, 1), (width, width, 3, stride), (width, out_channels, 1, 1)]
         layers: list[nn.Module] = []
-        for convolution in deep if bottleneck else plain:
+        for convolution in deep if is_bottleneck else plain:
             layers += [*conv_bn(*convolution), nn.ReLU(inplace=True)]
         self.body = nn.Sequential(*layers[:-1])
-        same = stride == 1 and in_channels == channels
-        shortcut = [] if same else conv_bn(in_channels, channels, 1, stride)
+        same = stride == 1 and in_channels == out_channels
+        shortcut = [] if same else conv_bn(in_channels, out_channels, 1, stride)
         self.shortcut = nn.Sequential(*shortcut)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return F.relu(self.body(features) + self.shortcut(features), inplace=True)
 
 
-def conv_bn(in_channels: int, channels: int, kernel: int, stride: int) -> list[nn.Module]:
+def conv_bn(in_channels: int, width: int, kernel: int, stride: int) -> list[nn.Module]:
     padding = kernel // 2
-    convolution = nn.Conv2d(in_channels, channels, kernel, stride, padding, bias=False)
+    convolution = nn.Conv2d(in_channels, width, kernel, stride, padding, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
-    return [convolution, nn.BatchNorm2d(channels)]
+    return [convolution, nn.BatchNorm2d(width)]
 
 
 class Denoiser(nn.Module):
@@ -107,7 +107,7 @@ class Denoiser(nn.Module):
     def __init__(self, width: int, depth: int):
         super().__init__()
         self.stem = nn.Sequential(*conv_bn(1, width, 3, 1), nn.ReLU(inplace=True))
-        blocks = [Block(width, width, 1, bottleneck=False) for _ in range(depth)]
+        blocks = [Block(width, width, is_bottleneck=False) for _ in range(depth)]
         self.body = nn.Sequential(*blocks)
         self.head = nn.Conv2d(width, 1, 3, padding=1)
         self.gradient_checkpointing = False  # recompute the blocks in the backward pass
@@ -179,7 +179,7 @@ def main(config: Config) -> None:
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
-            if run.should_evaluate:
+            if run.should_evaluate:  # at the top: a resumed run repeats an interrupted evaluation
                 run.log(evaluate(run, model, validation_loader))
             if run.should_stop:  # by --early-stopping
                 break
@@ -187,7 +187,7 @@ def main(config: Config) -> None:
                 loss, images = compute_loss(model, batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
+                    run.clip_grad_norm_(model, optimizer)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

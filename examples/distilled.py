@@ -43,12 +43,14 @@ class Config(TrainingConfig):
     # Updates of the teacher, each with all samples.
     teacher_updates: int = flag(60, least=1, most=10**6)
     temperature: float = flag(2.0, least=0.1)  # Divisor of both networks' logits.
-    image_size: int | None = flag(None, 1, 65536, role="size")  # Height and width (default: as is).
+    # Height and width in pixels (default: by data set, at most 224).
+    image_size: int | None = flag(None, least=1, most=65536, role="size")
     image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
 
 
 OBJECTIVE = "accuracy:max"
 DEFAULT_EPOCHS = {"mnist": 10, "digits": 30, "synthetic": 1, "other": 10}
+DEFAULT_SIZES = {"synthetic": 28}  # pixels
 
 # --------------------------------------------------------------------------------------- Data
 
@@ -59,7 +61,7 @@ def load_data(config: Config, run: Run) -> ImageData:
     )
     return load_images(
         source,
-        image_size=config.image_size or (28 if source.name == "synthetic" else None),
+        image_size=config.image_size or DEFAULT_SIZES.get(source.name),
         image_column=config.image_column,
         label_column=config.label_column,
         dtype=run.compute_dtype,
@@ -178,7 +180,7 @@ def main(config: Config) -> None:
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
-            if run.should_evaluate:
+            if run.should_evaluate:  # at the top: a resumed run repeats an interrupted evaluation
                 run.log(evaluate(run, model, validation_loader))
             if run.should_stop:  # by --early-stopping
                 break
@@ -187,7 +189,7 @@ def main(config: Config) -> None:
                 loss = loss + distillation_loss(logits, teacher, batch, config.temperature)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
+                    run.clip_grad_norm_(model, optimizer)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

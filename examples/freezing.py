@@ -40,12 +40,14 @@ class Config(TrainingConfig):
     hidden_sizes: tuple[int, ...] = flag((512, 512), least=1, most=10**6, role="size")
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
     frozen_epochs: int = flag(1, least=0, most=10**6)  # Epochs in which only the head learns.
-    image_size: int | None = flag(None, 1, 65536, role="size")  # Height and width (default: as is).
+    # Height and width in pixels (default: by data set, at most 224).
+    image_size: int | None = flag(None, least=1, most=65536, role="size")
     image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
 
 
 OBJECTIVE = "accuracy:max"
 DEFAULT_EPOCHS = {"mnist": 10, "digits": 30, "synthetic": 1, "other": 10}
+DEFAULT_SIZES = {"synthetic": 28}  # pixels
 
 # --------------------------------------------------------------------------------------- Data
 
@@ -56,7 +58,7 @@ def load_data(config: Config, run: Run) -> ImageData:
     )
     return load_images(
         source,
-        image_size=config.image_size or (28 if source.name == "synthetic" else None),
+        image_size=config.image_size or DEFAULT_SIZES.get(source.name),
         image_column=config.image_column,
         label_column=config.label_column,
         dtype=run.compute_dtype,
@@ -150,7 +152,7 @@ def main(config: Config) -> None:
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
-            if run.should_evaluate:
+            if run.should_evaluate:  # at the top: a resumed run repeats an interrupted evaluation
                 run.log(evaluate(run, model, validation_loader))
             if run.should_stop:  # by --early-stopping
                 break
@@ -161,7 +163,7 @@ def main(config: Config) -> None:
                 loss, logits = compute_loss(model, batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
+                    run.clip_grad_norm_(model, optimizer)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

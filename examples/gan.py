@@ -39,15 +39,17 @@ class Config(TrainingConfig):
     learning_rate: float = 2e-3
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
     # Widths of the hidden layers.
-    hidden_sizes: tuple[int, ...] = flag((128, 128), least=1, most=10**6)
+    hidden_sizes: tuple[int, ...] = flag((128, 128), least=1, most=10**6, role="size")
     # Size of the noise that an image is drawn from.
-    noise_size: int = flag(32, least=1, most=10**6)
-    image_size: int | None = flag(None, 1, 65536, role="size")  # Height and width (default: as is).
+    noise_size: int = flag(32, least=1, most=10**6, role="size")
+    # Height and width in pixels (default: by data set, at most 224).
+    image_size: int | None = flag(None, least=1, most=65536, role="size")
     image_column: str | None = flag(None, role="data")  # Column of images, if it can't be inferred.
 
 
 OBJECTIVE = "frechet:min"
 DEFAULT_EPOCHS = {"mnist": 20, "digits": 25, "synthetic": 1, "other": 20}
+DEFAULT_SIZES = {"synthetic": 28}  # pixels
 
 # --------------------------------------------------------------------------------------- Data
 
@@ -58,7 +60,7 @@ def load_data(config: Config, run: Run) -> ImageData:
     )
     return load_images(
         source,
-        image_size=config.image_size or (28 if source.name == "synthetic" else None),
+        image_size=config.image_size or DEFAULT_SIZES.get(source.name),
         image_column=config.image_column,
         label_column=config.label_column,
         dtype=run.compute_dtype,
@@ -177,7 +179,7 @@ def main(config: Config) -> None:
         run.start(description)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
-            if run.should_evaluate:
+            if run.should_evaluate:  # at the top: a resumed run repeats an interrupted evaluation
                 run.log(evaluate(run, model, validation_loader, config.noise_size))
             if run.should_stop:  # by --early-stopping
                 break

@@ -41,7 +41,8 @@ from common.training.optim import decay_groups
 class Config(TrainingConfig):
     batch_size: int = 32  # Samples per process and micro-batch.
     learning_rate: float = 1e-3  # Peak learning rate.
-    rank: int = flag(8, least=1, most=10**6)  # Rank of the matrices added to the weights.
+    # Rank of the matrices added to the weights.
+    rank: int = flag(8, least=1, most=10**6, role="size")
     # Hub id or folder of a checkpoint; scratch: a small model that is not pretrained; auto:
     # BERT-base on a GPU if the Hub has it, otherwise scratch.
     model: str = "auto"
@@ -87,7 +88,7 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
         add_low_rank(model, config.rank)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    if data.splits["train"].token_positions is not None:  # batches then have no padding
+    if data.splits["train"].token_positions is not None:  # compute only real tokens
         leave_out_padding(model)
     return model, {"name": f"BERT ({Path(config.model).name})", **data.preprocessing()}
 
@@ -170,7 +171,7 @@ def main(config: Config) -> None:
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
-            if run.should_evaluate:
+            if run.should_evaluate:  # at the top: a resumed run repeats an interrupted evaluation
                 run.log(evaluate(run, model, validation_loader))
             if run.should_stop:  # by --early-stopping
                 break
@@ -178,7 +179,7 @@ def main(config: Config) -> None:
                 loss, logits = compute_loss(model, batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
+                    run.clip_grad_norm_(model, optimizer)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

@@ -39,7 +39,7 @@ class Config(TrainingConfig):
     learning_rate: float = 1e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
     # Widths of the hidden layers.
-    hidden_sizes: tuple[int, ...] = flag((512, 512), least=1, most=10**6)
+    hidden_sizes: tuple[int, ...] = flag((512, 512), least=1, most=10**6, role="size")
     dropout: float = flag(0.0, least=0, most=1)  # Share of activations dropped while training.
 
 
@@ -165,7 +165,7 @@ def main(config: Config) -> None:
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
-            if run.should_evaluate:
+            if run.should_evaluate:  # at the top: a resumed run repeats an interrupted evaluation
                 run.log(evaluate(run, model, validation_loader))
             if run.should_stop:  # by --early-stopping
                 break
@@ -173,7 +173,7 @@ def main(config: Config) -> None:
                 loss, logits = compute_loss(model, batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
+                    run.clip_grad_norm_(model, optimizer)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

@@ -43,8 +43,8 @@ class Config(TrainingConfig):
     batch_size: int = 64  # Samples per process and micro-batch.
     learning_rate: float = 5e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
-    width: int = flag(64, least=1, most=10**6)  # Size of the embeddings and of each direction.
-    length: int = flag(80, least=1, most=10**5)  # Characters of a line; longer ones are cut.
+    width: int = flag(64, least=1, most=10**6, role="size")  # Size of an embedding and a direction.
+    length: int = flag(80, least=1, most=10**5, role="size")  # Characters of a line, at most.
 
 
 OBJECTIVE = "right_lines:max"
@@ -184,7 +184,7 @@ def main(config: Config) -> None:
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
-            if run.should_evaluate:
+            if run.should_evaluate:  # at the top: a resumed run repeats an interrupted evaluation
                 run.log(evaluate(run, model, validation_loader))
             if run.should_stop:  # by --early-stopping
                 break
@@ -192,7 +192,7 @@ def main(config: Config) -> None:
                 loss, logits = compute_loss(model, batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
+                    run.clip_grad_norm_(model, optimizer)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

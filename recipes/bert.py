@@ -1,14 +1,16 @@
 """Fine-tune BERT to classify sentences or pairs of them: SST-2, MRPC, or your own text.
 
-One process, on a CPU or one GPU:
+The default run on a CPU trains a small BERT from random weights on docstrings of Python packages
+(78.6 ± 0.7 % test accuracy, 3 seeds; the largest class has 31.9 %):
     python recipes/bert.py
-Several GPUs (several machines: see docs/several-processes.md):
-    accelerate launch --config_file accelerate_configs/multi_gpu_fp16.yaml recipes/bert.py
+This run has 79.9 ± 1.6 % test accuracy and 85.7 ± 1.1 % F1 (6 seeds) after 7 minutes on two cores
+(docs/results.md):
+    python recipes/bert.py --dataset mrpc --model sentence-transformers/all-MiniLM-L6-v2
+This run uses all GPUs of this machine (several machines: see docs/several-processes.md):
+    accelerate launch --multi_gpu recipes/bert.py
 
-Result, from the 6-layer all-MiniLM-L6-v2: 79.9 ± 1.6 % test accuracy, 85.7 ± 1.1 % F1 on MRPC after
-5 epochs (6 seeds); 89.1 ± 0.8 % validation accuracy on SST-2 after 3 epochs (3 seeds). From random
-weights: 78.6 ± 0.7 % test accuracy on the built-in docstrings, where the largest class has 31.9 %
-(3 seeds). torch 2.13, bf16, two cores of an AMD EPYC.
+From the same checkpoint, a run on SST-2 with --keep last has 89.1 ± 0.8 % validation accuracy
+(3 seeds).
 """
 
 from dataclasses import dataclass
@@ -89,7 +91,7 @@ def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, An
     model = load(config.model, data, config.dropout)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    if data.splits["train"].token_positions is not None:  # batches then have no padding
+    if data.splits["train"].token_positions is not None:  # compute only real tokens
         leave_out_padding(model)
     return model, {"name": f"BERT ({Path(config.model).name})", **data.preprocessing()}
 
@@ -146,7 +148,7 @@ def main(config: Config) -> None:
         run.start(description, compute_loss)  # resumes, opens the logs, shows the plan
 
         for batch in run.batches(train_loader):
-            if run.should_evaluate:
+            if run.should_evaluate:  # at the top: a resumed run repeats an interrupted evaluation
                 run.log(evaluate(run, model, validation_loader))
             if run.should_stop:  # by --early-stopping
                 break
@@ -154,7 +156,7 @@ def main(config: Config) -> None:
                 loss, logits = compute_loss(model, batch)
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device
+                    run.clip_grad_norm_(model, optimizer)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

@@ -13,9 +13,8 @@ from tests.edited_copies import edited
 # Texts of the recipe, and the same with an eighth of the channels.
 CHANGES = (
     ("conv_bn(channels, 64, kernel", "conv_bn(channels, 8, kernel"),
-    ("        features = 64\n", "        features = 8\n"),
-    ("zip((64, 128, 256, 512)", "zip((8, 16, 32, 64)"),
-    ("1 if width == 64 else 2", "1 if width == 8 else 2"),
+    ("        in_channels = 64\n", "        in_channels = 8\n"),
+    ("WIDTHS = (64, 128, 256, 512)", "WIDTHS = (8, 16, 32, 64)"),
 )
 
 

@@ -20,7 +20,7 @@ LOSS = '    return F.cross_entropy(logits, batch["labels"]), logits\n'
 BACKWARD = "                accelerator.backward(loss)\n"
 CLIP = (
     "                if accelerator.sync_gradients:\n"
-    "                    run.clip_grad_norm_(model, optimizer)  # does not wait for the device\n"
+    "                    run.clip_grad_norm_(model, optimizer)\n"
 )
 RECORD = "            run.record(loss, metrics(logits, batch))\n"
 PREPARE = "        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)\n"

@@ -35,21 +35,20 @@ SGD_RATES = ("0.4", "0.8", "1.6")
 
 WHITENING = "    model.whiten.weight.data = whitening_filters(images, kernel_size=2)\n"
 FIXED_FIRST_LAYER = "        self.whiten.weight.requires_grad = False\n"
-MATRICES = """\
-        {"params": [p for p in trained if p.ndim == 4], "orthogonal": True, "momentum": 0.6},
-"""
+MATRICES = '        {"params": filters, "orthogonal": True, "momentum": 0.6},\n'
 # Muon needs a batch norm behind a filter, and the first layer has none.
 MATRICES_AND_FIRST_LAYER = """\
         {
-            "params": [p for p in trained if p.ndim == 4 and p.shape[-1] == 3],
+            "params": [tensor for tensor in filters if tensor.shape[-1] == 3],
             "orthogonal": True,
             "momentum": 0.6,
         },
-        {"params": [p for p in trained if p.ndim == 4 and p.shape[-1] == 2]},
+        {"params": [tensor for tensor in filters if tensor.shape[-1] == 2]},
 """
-MATRICES_BY_SGD = '        {"params": [p for p in trained if p.ndim == 4]},\n'
+MATRICES_BY_SGD = '        {"params": filters},\n'
 DIRAC = (
-    "    nn.init.dirac_(convolution.weight[:inputs])  # its first channels begin as the identity\n"
+    "    nn.init.dirac_(convolution.weight[:in_channels])"
+    "  # its first channels begin as the identity\n"
 )
 LAST_IMPORT = "from common.training.muon import Muon, MuonGroup\n"
 RANDOM_FLIPS = """\
