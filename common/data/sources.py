@@ -80,7 +80,11 @@ def choose_source(
         if config.dataset != "auto":
             return find_named(config.dataset, configuration, config.resume is not None)
         if accelerator.device.type == "cpu" and not public_on_cpu:
-            return built_in_source(built_in, f"auto: {public} would take hours without a GPU")
+            reason = (
+                f"auto: on a CPU, this recipe trains on {built_in}; for {public}, pass --dataset "
+                f"{public}"
+            )
+            return built_in_source(built_in, reason)
         source = source_on_hub(public, configuration=None, reason="auto: from the Hub")
         if source is not None:
             return source

@@ -6,9 +6,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from accelerate import Accelerator
 
+from common.config import TrainingConfig
 from common.data.prepared_data.cache import cache_folder
-from common.data.sources import PUBLIC, find_named
+from common.data.sources import PUBLIC, choose_source, find_named
 from tests.launch import UNREACHABLE
 from tests.local_data import (
     grey_images,
@@ -16,6 +18,18 @@ from tests.local_data import (
     write_image_parquet,
 )
 from tests.unit.data.loading import images, refusal
+
+
+def test_built_in_data_on_a_cpu_name_the_flag_for_the_public_data() -> None:
+    """The run prints the reason. A user may want the public data set all the same."""
+    accelerator = Accelerator(cpu=True)
+    source = choose_source(
+        TrainingConfig(), accelerator, public="sst2", built_in="docstrings", public_on_cpu=False
+    )
+    assert source.name == "docstrings"
+    assert source.reason == (
+        "auto: on a CPU, this recipe trains on docstrings; for sst2, pass --dataset sst2"
+    )
 
 
 def test_each_validation_share_has_its_own_cache(tmp_path: Path) -> None:
