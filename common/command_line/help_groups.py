@@ -16,14 +16,27 @@ from typing import Annotated, get_args, get_type_hints
 
 from common.flags import stated_metadata
 
-# The groups of shared flags in `--help`, each with its first flag in `TrainingConfig`.
+# The groups of `--help`, each with its flags of `TrainingConfig`.
 GROUPS = {
-    "data": "dataset",
-    "optimisation": "epochs",
-    "precision": "mixed_precision",
-    "output": "output_dir",
-    "tracking": "tracker",
+    "data": "dataset dataset_config label_column validation_share streaming",
+    "optimisation": (
+        "init_from epochs max_steps batch_size gradient_accumulation_steps effective_batch_size "
+        "auto_batch_size learning_rate scale_learning_rate base_batch_size weight_decay "
+        "warmup_steps schedule max_grad_norm seed"
+    ),
+    "computation": (
+        "mixed_precision compile gradient_compression gradient_checkpointing deterministic "
+        "num_threads num_workers data_placement collective_timeout"
+    ),
+    "evaluation": "eval_every keep early_stopping target evaluate_only",
+    "run": "output_dir resume config checkpoint_every keep_checkpoints",
+    "logging": (
+        "log_every tracker project run_name group tags notes log_gradients log_model profile "
+        "profile_shapes"
+    ),
+    "recipe": "",
 }
+GROUP_OF_FLAG = {flag: group for group, flags in GROUPS.items() for flag in flags.split()}
 
 
 @functools.cache  # tyro caches facts about classes, so it should get the same classes again
@@ -32,23 +45,16 @@ def groups_of(config_class: type) -> list[type]:
     types = get_type_hints(config_class)
     # Begin with the base class: a comment of the recipe on an inherited flag replaces the other.
     owners = [owner for owner in reversed(config_class.__mro__) if is_dataclass(owner)]
-    # The flags that all recipes share are those of `TrainingConfig`. This module can't import it,
-    # because `common.config` imports `parsing`, which imports this module.
-    shared_flags = owners[0].__annotations__
     comments: dict[str, str] = {}
     for owner in owners:
         comments |= comments_of(owner)
-    groups: dict[str, list[tuple[str, object]]] = {name: [] for name in (*GROUPS, "recipe")}
-    group_of_first_flag = {first: name for name, first in GROUPS.items()}
-    group = "recipe"
+    groups: dict[str, list[tuple[str, object]]] = {name: [] for name in GROUPS}
     for field in fields(config_class):
         name = field.name
-        # A shared flag belongs to the latest group that has begun.
-        group = group_of_first_flag.get(name, group)
         # A recipe's own flags are in the group "recipe", except those that name its data.
         own_group = "data" if stated_metadata(config_class, name)["role"] == "data" else "recipe"
         argument = argument_of(types[name], comments.get(name, ""))
-        groups[group if name in shared_flags else own_group].append((name, argument))
+        groups[GROUP_OF_FLAG.get(name, own_group)].append((name, argument))
     classes = {name: make_dataclass(name, flags) for name, flags in groups.items() if flags}
     return [make_dataclass("Flags", classes.items()), *classes.values()]
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from common.command_line.credentials import refuse_credentials
-from common.command_line.help_groups import comments_of
+from common.command_line.help_groups import GROUPS, comments_of
 from common.command_line.parsing import parse_words
 from common.command_line.saved_defaults import read_config
 from common.config import TrainingConfig, parse_config
@@ -532,7 +532,7 @@ def test_help_is_in_groups(
         parse(monkeypatch, recipe, "--help")
     parts = re.split(r"(?m)^\W*(\w+) options\W*$", capsys.readouterr().out)
     groups = dict(zip(parts[1::2], parts[2::2], strict=True))
-    assert [*groups] == ["data", "optimisation", "precision", "output", "tracking", "recipe"]
+    assert [*groups] == [*GROUPS]
     recipe_flags = {
         "mnist_mlp": "--dropout",
         "resnet": "--label-smoothing",
@@ -540,13 +540,23 @@ def test_help_is_in_groups(
         "cifar10_fast": "--head-rate",
     }
     column = "--text-columns" if recipe == "bert" else "--image-column"
-    flags_by_group = {"data": column, "optimisation": "--epochs", "precision": "--seed"}
-    for group, name in {
-        **flags_by_group,
-        "output": "--log-every",
+    flags_by_group = {
+        "data": column,
+        "optimisation": "--seed",
+        "computation": "--num-workers",
+        "evaluation": "--early-stopping",
+        "run": "--config",
+        "logging": "--tags",
         "recipe": recipe_flags[recipe],
-    }.items():
+    }
+    for group, name in flags_by_group.items():
         assert [title for title, text in groups.items() if f"{name} " in text] == [group]
+
+
+def test_each_shared_flag_is_in_one_group() -> None:
+    """A flag without a group would stand among the recipe's own."""
+    names = [name for flags in GROUPS.values() for name in flags.split()]
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(TrainingConfig))
 
 
 @dataclass(kw_only=True)
