@@ -1,14 +1,15 @@
 """Sums of an evaluation: kept on the device, and reduced over all ranks to its figures."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from accelerate import Accelerator
 
 from common.errors import UserError
 from common.measure.across_ranks import SumKey, sum_over_ranks
+from common.measure.collected import CollectedRows, Rows
 from common.measure.totals import Total, as_total, elements_total, mean_of, total_with
 from common.measure.value_checks import (
     Measured,
@@ -18,7 +19,7 @@ from common.measure.value_checks import (
     measured_value,
     refuse_another_loss,
 )
-from common.ranks.agreement import gather_from_ranks, reduce_numbers
+from common.ranks.agreement import gather_from_ranks
 
 Totals = dict[str, torch.Tensor]
 # A function that computes figures from totals, which are float64 on the host and include "count".
@@ -28,6 +29,10 @@ Finish = Callable[[Totals], Mapping[str, Measured]]
 HALVED_ERROR = 0.001
 # The loss may have a larger error, because it may be computed in bf16, which is less exact.
 HALVED_ERROR_OF_LOSS = 0.01
+
+# The relative error up to which a figure is the same on two ranks. A metric that all ranks compute
+# from the same numbers differs by rounding at most.
+SAME_ON_RANKS_ERROR = 1e-6
 
 
 @dataclass
@@ -120,6 +125,7 @@ class Sums:
     Call ``sums.record(loss, {"accuracy": logits.argmax(-1) == y}, len(y))`` for each batch, with
     the arguments of `run.record` and the number of samples; ``sums.result()`` returns the means.
     For figures that are not means, add totals: ``sums.add(len(y), squares=errors.square().sum())``.
+    For figures that need all samples at once, collect rows: ``sums.collect(scores=s, labels=y)``.
     """
 
     def __init__(self, accelerator: Accelerator, finish: Finish | None = None) -> None:
@@ -136,6 +142,7 @@ class Sums:
         self.recorded_count: Value = 0  # samples given to `record`
         self.recorded: dict[str, Total | float] = {}  # the sum of all elements, by name
         self.elements: dict[str, Value] = {}  # the number of these elements, by name
+        self.collected_rows = CollectedRows()
         self.first_batches: list[BatchTotals] = []  # the first calls of `add`; see `Evaluation`
 
     def add(self, count: Measured, **values: Measured) -> None:
@@ -161,7 +168,8 @@ class Sums:
         Args:
             loss: the mean loss of the batch. Its mean over all samples becomes ``loss``.
             metrics: tensors of any shape or plain numbers, by name. The mean over all elements of
-                all batches and ranks becomes the figure of that name.
+                all batches and ranks becomes the figure of that name. A single number is the mean
+                of its batch, so it counts as often as the batch has samples.
             count: the number of samples, an int or a tensor of one element.
 
         Raises:
@@ -177,30 +185,55 @@ class Sums:
         size = measured_value("count", count, "sums.record")
         measured_loss = measured_value("loss", loss, "sums.record")
         self.recorded_count = self.recorded_count + size
-        self.record_loss(measured_loss, size)
+        self.record_mean("loss", measured_loss, size)
         for name, metric in (metrics or {}).items():
             value = measured_value(name, metric, "sums.record")
             if name == "loss":
                 refuse_another_loss(loss, metric, "sums.record")
-            elif isinstance(value, torch.Tensor):
+            elif isinstance(value, torch.Tensor) and value.ndim > 0:
                 self.add_recorded(name, elements_total(value), float(value.numel()))
             else:
-                self.add_recorded(name, value, 1.0)
+                self.record_mean(name, value, size)
 
-    def record_loss(self, loss: Value, size: Value) -> None:
-        """Add a batch's loss, weighted by its number of samples.
+    def record_mean(self, name: str, value: Value, size: Value) -> None:
+        """Add the mean of a batch, weighted by its number of samples.
 
         Args:
-            loss: one number, or a loss for each sample, of which the mean is taken.
+            value: the mean, or a tensor of any shape, of which the mean is taken.
             size: samples of the batch.
         """
-        mean_loss = mean_of(loss) if isinstance(loss, torch.Tensor) else loss
-        # This is a tensor if the loss or the size is a tensor.
-        batch_loss = mean_loss * size
-        if isinstance(batch_loss, torch.Tensor):
-            self.add_recorded("loss", as_total(batch_loss), size)
+        mean = mean_of(value) if isinstance(value, torch.Tensor) else value
+        # This is a tensor if the mean or the size is a tensor.
+        batch_total = mean * size
+        if isinstance(batch_total, torch.Tensor):
+            self.add_recorded(name, as_total(batch_total), size)
         else:
-            self.add_recorded("loss", batch_loss, size)
+            self.add_recorded(name, batch_total, size)
+
+    def collect(self, **rows: Rows) -> None:
+        """Collect rows of a batch, for figures that need all samples at once, such as AUROC.
+
+        `collected` returns them. They stay on their device until then.
+
+        Args:
+            rows: tensors or arrays of shape [samples, …], by name. Rows that only pad a batch must
+                be left out.
+
+        Raises:
+            UserError: a value has no rows, or the numbers of rows differ.
+        """
+        self.collected_rows.add(rows)
+
+    def collected(self) -> dict[str, torch.Tensor]:
+        """Return the collected rows of all ranks by name, on the host; called on all ranks.
+
+        They are the same on all ranks, and so is a figure that is computed from them. Their order
+        depends on the number of processes. Floats are at least float32.
+
+        Raises:
+            UserError: the rows of a name have different shapes.
+        """
+        return self.collected_rows.of_all_ranks(self.accelerator)
 
     def add_recorded(self, name: str, total: Total | float, elements: Value) -> None:
         """Add the sum and the number of the elements of a batch's metric."""
@@ -309,28 +342,35 @@ def sum_of_totals(name: str, before: Total | float | None, value: Value) -> Tota
 
 
 def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Measured]) -> Evaluation:
-    """Return the figures of an evaluation, made the same on all ranks; called on all ranks.
+    """Return the figures of an evaluation, the same on all ranks; called on all ranks.
 
-    A recipe's evaluation may return the result of `Sums`, which is already the same on all ranks,
-    or a plain dict. The figures of a dict are averaged over the ranks that have them.
+    A recipe's evaluation may return the result of `Sums`, or a plain dict of figures that it
+    computed itself. A rank may lack figures that another rank has.
 
     Raises:
-        UserError: a figure is not a single number.
+        UserError: a figure is not a single number, or two ranks have different values of it.
     """
-    values = {name: figure(name, value) for name, value in figures.items()}
-    if isinstance(figures, Evaluation) or accelerator.num_processes == 1:
-        return Evaluation(values)
-    names_of_ranks = gather_from_ranks(accelerator, [*values])
-    names = [*dict.fromkeys(chain.from_iterable(names_of_ranks))]
-    if all(names == names_of_rank for names_of_rank in names_of_ranks):
-        local_values = torch.tensor([values[name] for name in names], dtype=torch.float64)
-        means = reduce_numbers(accelerator, local_values, "mean").tolist()
-        return Evaluation(dict(zip(names, means, strict=True)))
-    # A rank may lack some figures, or have them in another order. So each figure is summed together
-    # with the number of ranks that have it.
-    local_pairs = [(values.get(name, 0.0), float(name in values)) for name in names]
-    pair_values = torch.tensor(local_pairs, dtype=torch.float64)
-    pairs = reduce_numbers(accelerator, pair_values, "sum").tolist()
-    return Evaluation(
-        {name: total / count for name, (total, count) in zip(names, pairs, strict=True)}
-    )
+    local_figures = {name: figure(name, value) for name, value in figures.items()}
+    if accelerator.num_processes == 1:
+        return Evaluation(local_figures)
+    agreed: dict[str, float] = {}
+    for rank, figures_of_rank in enumerate(gather_from_ranks(accelerator, local_figures)):
+        for name, value in figures_of_rank.items():
+            agreed_value = agreed.setdefault(name, value)
+            if not is_same_figure(agreed_value, value):
+                raise UserError(
+                    f"the processes have different values of {name!r} ({agreed_value:.6g}, and "
+                    f"{value:.6g} on rank {rank}), so each has computed it from its own samples",
+                    advice=(
+                        "return a figure of all samples: pass means or totals to Sums, or get all "
+                        "samples with sums.collect(...)"
+                    ),
+                )
+    return Evaluation(agreed)
+
+
+def is_same_figure(value: float, other: float) -> bool:
+    """Whether two ranks have the same figure, up to rounding. NaN is the same as NaN."""
+    if math.isnan(value) or math.isnan(other):
+        return math.isnan(value) and math.isnan(other)
+    return math.isclose(value, other, rel_tol=SAME_ON_RANKS_ERROR, abs_tol=SAME_ON_RANKS_ERROR**2)

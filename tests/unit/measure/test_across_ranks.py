@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from common.data.samples import Work
 from common.errors import UserError
-from common.measure import across_ranks, sums, training_sums
+from common.measure import across_ranks, collected, sums, training_sums
 from common.measure.classification import ClassificationSums
 from common.measure.meters import Meters
 from common.measure.sums import Evaluation, Sums, of_all_ranks
@@ -21,9 +22,10 @@ from tests.ranks import gather_from_ranks, on_ranks
 
 NAMES = ("accuracy", "kl", "psnr", "error")
 NUMBERS = st.floats(-1e3, 1e3, width=32)
+SINGLE = ("number", "numpy", "mean")  # types of values that are one number
 # Metrics of a recipe by type and elements. `as_recorded` turns them into values.
 VALUES = st.tuples(
-    st.sampled_from(["tensor", "half", "bool", "integer", "number", "numpy", "array"]),
+    st.sampled_from(["tensor", "half", "bool", "integer", "number", "numpy", "array", "mean"]),
     st.lists(NUMBERS, min_size=0, max_size=5),
 )
 BATCHES = st.tuples(
@@ -37,9 +39,10 @@ FEW = settings(max_examples=60, deadline=None, derandomize=True)
 
 def as_recorded(kind: str, numbers: list[float]) -> tuple[Any, list[float]]:
     """Return a value that a recipe records, and its elements."""
-    if kind in ("number", "numpy"):
+    if kind in SINGLE:
         number = numbers[0] if numbers else 0.5
-        return (number, [number]) if kind == "number" else (np.float32(number), [number])
+        values = {"number": number, "numpy": np.float32(number), "mean": torch.tensor(number)}
+        return values[kind], [number]
     array = np.array(numbers, dtype=np.float32)
     if kind == "array":
         return array, array.tolist()
@@ -65,7 +68,7 @@ def means_of(elements: dict[str, list[float]]) -> dict[str, float]:
 
 @pytest.fixture(autouse=True)
 def _simulated_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (across_ranks, sums, training_sums):
+    for module in (across_ranks, collected, sums, training_sums):
         monkeypatch.setattr(module, "gather_from_ranks", gather_from_ranks)
 
 
@@ -125,7 +128,10 @@ def test_training_sums_continue_on_another_number_of_ranks(ranks: Any, data: Any
 @FEW
 @given(RANKS.filter(any))
 def test_recorded_evaluations_are_the_means_over_all_ranks(ranks: Any) -> None:
-    """`Sums.record` accepts the values of `run.record`, and a rank may have no batch."""
+    """`Sums.record` accepts the values of `run.record`, and a rank may have no batch.
+
+    A single number is the mean of its batch, so it counts as often as the batch has samples.
+    """
     losses = 0.0
     count = 0
     expected: dict[str, list[float]] = {}
@@ -134,7 +140,8 @@ def test_recorded_evaluations_are_the_means_over_all_ranks(ranks: Any) -> None:
             losses += size * loss
             count += size
             for name, value in metrics.items():
-                expected.setdefault(name, []).extend(as_recorded(*value)[1])
+                repeats = size if value[0] in SINGLE else 1
+                expected.setdefault(name, []).extend(as_recorded(*value)[1] * repeats)
 
     def work(accelerator: Any) -> Evaluation:
         sums = Sums(accelerator)
@@ -201,28 +208,81 @@ def test_ranks_with_differing_shapes_are_refused() -> None:
         on_ranks(2, work)
 
 
-def test_plain_figures_are_averaged_over_the_ranks_that_have_them() -> None:
-    """Plain figures are averaged over the ranks that have them, in any order."""
+def test_plain_figures_are_those_of_the_ranks_that_have_them() -> None:
+    """A rank may lack a figure, and all ranks get the values of the first rank that has it."""
 
     def work(accelerator: Any) -> Evaluation:
-        ranks = ({"a": 1.0, "b": 10.0}, {"b": 20.0, "c": 5})
+        ranks = (
+            {"a": 1.0, "b": 10.0, "none": float("nan")},
+            {"b": torch.tensor(10.000001), "c": 5, "none": float("nan")},
+        )
         return of_all_ranks(accelerator, ranks[accelerator.process_index])
 
     for figures in on_ranks(2, work):
-        assert figures == {"a": 1.0, "b": 15.0, "c": 5.0}
+        assert math.isnan(figures.pop("none"))
+        assert figures == {"a": 1.0, "b": 10.0, "c": 5.0}
 
 
-def test_figures_that_all_ranks_have_are_averaged_only_once() -> None:
-    """The result of `Sums` already covers all ranks, so it stays as it is."""
+@pytest.mark.parametrize("other", [3.001, float("nan")])
+@pytest.mark.parametrize("form", [dict, Evaluation])
+def test_figures_of_single_ranks_are_refused(form: Any, other: float) -> None:
+    """Their mean would not be the figure of all samples, such as an AUROC."""
 
-    def work(accelerator: Any) -> tuple[Evaluation, Evaluation]:
-        rank = accelerator.process_index
-        plain = of_all_ranks(accelerator, {"a": torch.tensor(2.0 + 2 * rank), "b": 5 + 2 * rank})
-        return plain, of_all_ranks(accelerator, Evaluation({"a": 2.0 + 2 * rank}))
+    def work(accelerator: Any) -> Evaluation:
+        value = 3.0 if accelerator.process_index == 0 else other
+        return of_all_ranks(accelerator, form({"loss": 1.0, "auroc": value}))
 
-    for rank, (plain, evaluation) in enumerate(on_ranks(2, work)):
-        assert plain == {"a": 3.0, "b": 6.0}
-        assert evaluation == {"a": 2.0 + 2 * rank}
+    with pytest.raises(UserError, match=r"different values of 'auroc' \(3, and .* on rank 1\)"):
+        on_ranks(2, work)
+
+
+@FEW
+@given(st.lists(st.lists(st.integers(0, 5), max_size=4), min_size=1, max_size=3))
+def test_collected_rows_are_those_of_all_ranks(ranks: list[list[int]]) -> None:
+    """All ranks get all rows in the same order, and some ranks and batches have none."""
+    sizes = [size for batches in ranks for size in batches]
+    expected = np.arange(sum(sizes), dtype=np.float32)
+    begins = np.cumsum([0, *map(sum, ranks)])
+
+    def work(accelerator: Any) -> dict[str, torch.Tensor]:
+        sums = Sums(accelerator)
+        begin = begins[accelerator.process_index]
+        for size in ranks[accelerator.process_index]:
+            rows = torch.arange(begin, begin + size)
+            sums.collect(scores=rows.half(), pairs=np.stack([rows, -rows], axis=1))
+            begin += size
+        return sums.collected()
+
+    for rows in on_ranks(len(ranks), work):
+        if not sizes:
+            assert rows == {}
+            continue
+        assert rows["scores"].numpy() == pytest.approx(expected)
+        assert rows["scores"].dtype == torch.float32
+        assert rows["pairs"].tolist() == [[value, -value] for value in expected]
+
+
+@pytest.mark.parametrize(
+    ("batches", "words"),
+    [
+        ([{"scores": 0.5}], "'scores' as a value of type float"),
+        ([{"scores": torch.tensor(0.5)}], "one number as 'scores'"),
+        ([{"scores": np.array(["a"])}], "'scores' as a value of type ndarray"),
+        ([{"scores": torch.ones(2), "labels": torch.ones(3)}], "different numbers of rows"),
+        ([{"boxes": torch.ones(2, 3)}, {"boxes": torch.ones(1, 4)}], r"shapes \(3,\), \(4,\)"),
+    ],
+)
+def test_rows_that_cannot_be_collected_are_refused(batches: list[Any], words: str) -> None:
+    """One sentence says what to pass instead."""
+
+    def work(accelerator: Any) -> Any:
+        sums = Sums(accelerator)
+        for batch in batches:
+            sums.collect(**batch)
+        return sums.collected()
+
+    with pytest.raises(UserError, match=words):
+        on_ranks(1, work)
 
 
 def test_classification_accepts_further_metrics() -> None:
