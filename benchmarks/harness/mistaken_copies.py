@@ -168,7 +168,7 @@ BROKEN: tuple[Broken, ...] = (
             ),
         ),
         check="figures",
-        words=("mean over processes, not over samples",),
+        words=("each has computed it from its own samples",),
     ),
     Broken(
         "training loss of all processes added up",
