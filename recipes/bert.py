@@ -1,16 +1,14 @@
 """Fine-tune BERT to classify sentences or pairs of them: SST-2, MRPC, or your own text.
 
-The default run on a CPU trains a small BERT from random weights on docstrings of Python packages
-(78.6 ± 0.7 % test accuracy, 3 seeds; the largest class has 31.9 %):
+On a CPU, the default is a small BERT from random weights on docstrings of Python packages, with
+78.6 ± 0.7 % test accuracy (3 seeds; the largest class has 31.9 %):
     python recipes/bert.py
-This run has 79.9 ± 1.6 % test accuracy and 85.7 ± 1.1 % F1 (6 seeds) after 7 minutes on two cores
-(docs/results.md):
+MRPC, with 79.9 ± 1.6 % test accuracy and 85.7 ± 1.1 % F1 (6 seeds) in 7 minutes on two cores:
     python recipes/bert.py --dataset mrpc --model sentence-transformers/all-MiniLM-L6-v2
-This run uses all GPUs of this machine (several machines: see docs/several-processes.md):
-    accelerate launch --multi_gpu recipes/bert.py
-
-From the same checkpoint, a run on SST-2 with --keep last has 89.1 ± 0.8 % validation accuracy
-(3 seeds).
+SST-2, with 89.1 ± 0.8 % validation accuracy (3 seeds; docs/results.md):
+    python recipes/bert.py --dataset sst2 --model sentence-transformers/all-MiniLM-L6-v2 --keep last
+All GPUs of this machine (several machines: see docs/several-processes.md):
+    accelerate launch recipes/bert.py
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,12 @@
 """Train a ResNet on images: CIFAR-10, or any other data set of images and classes.
 
-The default run on a CPU trains on scikit-learn's digits (98.0 ± 0.7 % test accuracy, 3 seeds):
+On a CPU, the default is scikit-learn's digits, with 98.0 ± 0.7 % test accuracy (3 seeds):
     python recipes/resnet.py
-This run has 94.51 % test accuracy (1 seed) after two hours on two cores (docs/results.md):
+CIFAR-10, with 94.51 % test accuracy (1 seed) in two hours on two cores (docs/results.md):
     python recipes/resnet.py --dataset cifar10 --optimizer muon --batch-size 500 --epochs 14 \
-        --max-grad-norm 0 --keep last --eval-every 1000000
-This run uses all GPUs of this machine (several machines: see docs/several-processes.md):
-    accelerate launch --multi_gpu recipes/resnet.py
+        --max-grad-norm 0 --eval-every 1000000
+All GPUs of this machine (several machines: see docs/several-processes.md):
+    accelerate launch recipes/resnet.py
 """
 
 from dataclasses import dataclass
