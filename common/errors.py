@@ -21,7 +21,7 @@ class UserError(SystemExit):
             library always gives one, and a test checks it. A recipe's own check may do without.
         every_rank: whether each rank that raises it may print the message, because perhaps one rank
             alone has the problem. Otherwise only rank 0 prints it. At the end of a run, one rank
-            prints it in any case: see `common.lifecycle.error_report`.
+            prints it in any case: see `common.lifecycle.end.error_report`.
         resumable: whether the same command may succeed later, because the cause is not a mistake
             in it.
     """
@@ -49,7 +49,7 @@ class UserError(SystemExit):
     def speak(self) -> None:
         """Have this rank print the message when it exits, whichever rank it is.
 
-        At the end of a run, one rank is chosen to print it: see `common.lifecycle.error_report`.
+        `common.lifecycle.end.error_report` chooses the rank that prints at the end of a run.
         """
         self.code = f"error: {self.message}"
 

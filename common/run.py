@@ -1,6 +1,6 @@
 """One training run: the calls that a recipe makes, in the order in which it makes them.
 
-Each call hands over to a function of `common/lifecycle/`, whose module `stages` says what a run has
+Each call delegates to a function of `common/lifecycle/`, whose module `stages` says what a run has
 at each stage. `docs/reference.md` explains the calls to users.
 """
 
@@ -23,18 +23,20 @@ from common.data.dataset import Data
 from common.data.loader import Loader
 from common.data.samples import Batch
 from common.errors import Preempted
-from common.lifecycle import closing, ending, keeping, loading, saving, starting
+from common.lifecycle import keeping, loading, saving
+from common.lifecycle.end import closing, finishing
 from common.lifecycle.evaluations import Evaluations
 from common.lifecycle.misuse import require_name, training_order_of, unfinished_error
 from common.lifecycle.setup import set_up
 from common.lifecycle.stages import KeptParts, LoadedData, Stages, StartedRun, reached
+from common.lifecycle.start import starting
 from common.lifecycle.training_loop import TrainingLoop
 from common.lifecycle.trying_loss import try_loss
 from common.measure.flops import ComputeLoss
 from common.measure.value_checks import Metrics
 from common.track.recorded_media import Values
-from common.training.gathering import Gatherer
-from common.training.notebook import (
+from common.training.gradients.gathering import Gatherer
+from common.training.launch.notebook import (
     is_called_by_a_program,
     note_ranks_of_debug_launcher,
 )
@@ -330,7 +332,7 @@ class Run:
                 model is exported all the same.
         """
         self._is_finish_called = True
-        ending.finish(self._started, self.evaluations, evaluation)
+        finishing.finish(self._started, self.evaluations, evaluation)
 
     # Optional
 

@@ -20,7 +20,7 @@ from accelerate.state import AcceleratorState
 
 from common.checkpoints.folders import newest_whole, step_folders
 from common.config import parse_config
-from common.lifecycle import environment
+from common.lifecycle.start import environment
 from common.measure.meters import Meters
 from common.run import Run
 from common.run_directory.identity import saved_run_id

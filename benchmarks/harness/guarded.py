@@ -18,7 +18,7 @@ import torch
 from common.lifecycle import saving, training_figures
 from common.measure.stopwatch import Stopwatch
 from common.run import Run
-from common.training.gradients import GradientGuard
+from common.training.gradients.guard import GradientGuard
 from common.training.rank_decisions import RankDecisions
 
 Arguments = ParamSpec("Arguments")

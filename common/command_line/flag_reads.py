@@ -51,7 +51,7 @@ MERELY_COPY = (
     "dataclasses",
     "common.flags",
     "common.command_line.",
-    "common.lifecycle.environment",  # and environment_changes, which reads no flag
+    "common.lifecycle.start.environment",  # and environment_changes, which reads no flag
     "common.run_directory.resume",
     "common.track.",
     "common.profile.",

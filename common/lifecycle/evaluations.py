@@ -22,9 +22,9 @@ from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, KeptParts, LoadedData
 from common.measure.value_checks import Metrics
 from common.objective import PREFIXES, Split
-from common.training.evaluation import evaluation_mode, keep_buffers
+from common.training.evaluation.mode import evaluation_mode, keep_buffers
+from common.training.evaluation.rehearsal import Rehearsal
 from common.training.plan import Plan
-from common.training.rehearsal import Rehearsal
 
 
 class Evaluations:

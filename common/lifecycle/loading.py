@@ -6,8 +6,8 @@ from common.data.run_loaders import make_loaders
 from common.data.unused_flags import refuse_unused_data_flags
 from common.lifecycle.stages import Context, LoadedData
 from common.objective import EVALUATED_SPLITS
-from common.training.early_stopping import EarlyStopping
-from common.training.rehearsal import Rehearsal
+from common.training.evaluation.early_stopping import EarlyStopping
+from common.training.evaluation.rehearsal import Rehearsal
 
 
 def load(context: Context, data: Data, rehearsal: Rehearsal) -> LoadedData:

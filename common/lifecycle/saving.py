@@ -13,7 +13,7 @@ from common.run_directory.records import CONFIG, RunIdentity
 from common.run_directory.saved_flags import fixed_flags
 from common.storage.json_files import json_safe
 from common.system.wording import counted
-from common.training.best import Best
+from common.training.evaluation.best import Best
 from common.training.plan import Plan
 from common.training.unequal_weights import networks_of, require_equal_weights
 

@@ -23,11 +23,11 @@ from common.run_directory.status import write_refusal
 from common.run_directory.taking import take_run_directory
 from common.track.log import Log
 from common.training.accelerator import build_accelerator
-from common.training.best import Best
-from common.training.gradients import GradientGuard
+from common.training.evaluation.best import Best
+from common.training.gradients.guard import GradientGuard
 from common.training.progress import Progress
 from common.training.rank_decisions import RankDecisions
-from common.training.sharding_accelerator import ShardingAccelerator
+from common.training.sharding.accelerator import ShardingAccelerator
 from common.training.stop_request import StopRequest
 
 

@@ -33,13 +33,13 @@ from common.run_directory.provenance import ProvenanceWriter
 from common.run_directory.recipe_source import RecipeSource
 from common.run_directory.records import DataFacts, Environment, RunConfig
 from common.track.log import Log
-from common.training.best import Best
-from common.training.early_stopping import EarlyStopping
-from common.training.gradients import GradientGuard
+from common.training.evaluation.best import Best
+from common.training.evaluation.early_stopping import EarlyStopping
+from common.training.gradients.guard import GradientGuard
 from common.training.plan import Plan
 from common.training.progress import Progress
 from common.training.rank_decisions import RankDecisions
-from common.training.sharding_accelerator import ShardingAccelerator
+from common.training.sharding.accelerator import ShardingAccelerator
 
 Stage = TypeVar("Stage")
 

@@ -6,9 +6,9 @@ from common.command_line.flag_reads import mark_read
 from common.console import say
 from common.lifecycle.stages import Context, KeptParts, LoadedData
 from common.measure.flops import ComputeLoss
-from common.training.batch_size import choose_batch_size
-from common.training.batch_size_checks import batch_norm_sentence, refuse_unsuitable_loss
-from common.training.batch_size_trials import time_size
+from common.training.batch_size.checks import batch_norm_sentence, refuse_unsuitable_loss
+from common.training.batch_size.choice import choose_batch_size
+from common.training.batch_size.trials import time_size
 from common.training.precision import compute_dtype
 
 

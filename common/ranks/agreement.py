@@ -16,9 +16,10 @@ Each way to agree has one function. Code elsewhere decides what the ranks agree 
 - `announce`, `is_announced`: one rank tells the others something, and nobody waits.
 - `claim`, `claiming_rank`: the first rank that claims a task does it, and nobody waits.
 
-Other exchanges are elsewhere, because they are part of other work: gradients, rows of a batch and
-buffers (`common.training.gathering`, `averaging` and `evaluation`), the weights that a sharded
-model starts from (`common.training.sharding`) and their bits in a checkpoint
+Other exchanges are elsewhere, because they are part of other work: gradients and rows of a batch
+(`averaging` and `gathering` in `common.training.gradients`), buffers
+(`common.training.evaluation.mode`), the weights that a sharded model starts from
+(`common.training.sharding.networks`) and their bits in a checkpoint
 (`common.checkpoints.adapters`). A profile begins on all ranks together (`common.profile.profiler`).
 """
 

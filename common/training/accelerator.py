@@ -25,22 +25,22 @@ from common.system.devices import (
 )
 from common.system.network import set_gloo_interface
 from common.system.processor import cpu_threads
-from common.training.averaging import ddp_options
-from common.training.fsdp_request import take_fsdp_request
-from common.training.launcher_checks import (
+from common.training.gradients.averaging import ddp_options
+from common.training.launch.checks import (
     launching,
     refuse_missing_devices,
     refuse_missing_processes,
     refuse_unfit_environment,
 )
+from common.training.launch.rendezvous import rendezvous_url
 from common.training.precision import (
     choose_precision,
     enable_precision,
     set_kernels,
     warn_of_slow_bf16,
 )
-from common.training.rendezvous import rendezvous_url
-from common.training.sharding_accelerator import ShardingAccelerator
+from common.training.sharding.accelerator import ShardingAccelerator
+from common.training.sharding.fsdp_request import take_fsdp_request
 
 
 class ChosenDevice(NamedTuple):

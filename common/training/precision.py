@@ -16,7 +16,7 @@ from common.system.devices import (
     has_tf32,
     is_accelerator,
 )
-from common.training.loss_scale import SharedScaler
+from common.training.gradients.loss_scale import SharedScaler
 
 # What an error adds about TF32 on a device that can't run it.
 TF32_REMARK = " (it needs a GPU such as NVIDIA's since Ampere, 2020)"

@@ -19,7 +19,7 @@ from common.ranks.agreement import (
 )
 from common.system.launch_variables import is_main_rank
 from common.system.platforms import quoted
-from common.training.sharding_accelerator import ShardingAccelerator
+from common.training.sharding.accelerator import ShardingAccelerator
 from common.training.stop_request import StopRequest
 
 LOOK_EVERY = 1.0  # seconds between two looks into the store for other ranks' announcements

@@ -221,7 +221,7 @@ def test_model_that_a_run_began_with_may_be_gone(
 LATE = """
 import os, runpy, sys, time
 from common.checkpoints.state import Parts
-from common.lifecycle import starting
+from common.lifecycle.start import starting
 
 RANK = int(os.environ["RANK"])
 read_status = starting.read_status

@@ -81,7 +81,7 @@ def test_mistake_that_only_rank_0_finds_ends_both_processes(runner: Runner) -> N
 
 BUSY_MACHINE = """
 import os, runpy, signal, sys, time
-from common.lifecycle import closing, error_report, releasing
+from common.lifecycle.end import closing, error_report, releasing
 
 error_report.SECONDS_TO_CLAIM = 0.5
 before, after = ([float(seconds) for seconds in words.split(",")] for words in sys.argv[1:3])

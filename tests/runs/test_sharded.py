@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from common.checkpoints.folders import read_manifest, step_folders
 from common.errors import UserError
-from common.training.fsdp_request import SUPPORTED_SETTINGS, take_fsdp_request
+from common.training.sharding.fsdp_request import SUPPORTED_SETTINGS, take_fsdp_request
 from tests.conftest import SHIFTED_UPDATES, first
 from tests.edited_copies import edited
 from tests.examples import EXAMPLES, Example
@@ -343,7 +343,7 @@ def test_collectives_get_tensors_of_the_device_only(
     flags = ("--dataset", odd_images, "--tracker", "none", "--batch-size", 16, "--epochs", 9)
     every = ("--log-every", 1, "--eval-every", 2, "--checkpoint-every", 2)
     run = runner.run(script, recipe, *flags, *every, "--max-steps", 4, launcher=launcher)
-    collectives = {"two shards": "broadcast from common.training.sharding"}
+    collectives = {"two shards": "broadcast from common.training.sharding.networks"}
     expected = collectives.get(launcher, "all_reduce from common.ranks.agreement")
     assert expected in run.output, "the collectives were not looked at"
 

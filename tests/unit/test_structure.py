@@ -49,6 +49,29 @@ LEVELS_WITHIN = {
         ("image_batches", "text"),
         ("images",),
     ),
+    "common.training": (
+        ("adversarial", "gradients", "launch", "optim", "out_of_memory", "progress"),
+        ("muon", "plan", "precision", "rates", "stop_request", "unequal_weights"),
+        ("sharding",),
+        ("accelerator", "evaluation", "rank_decisions"),
+        ("batch_size",),
+    ),
+    "common.lifecycle": (
+        ("first_batch", "misuse", "resolution"),
+        ("stages",),
+        (
+            "keeping",
+            "loading",
+            "saving",
+            "setup",
+            "training_figures",
+            "trying_loss",
+            "unread_flags",
+        ),
+        ("evaluation_figures", "start"),
+        ("evaluations",),
+        ("end", "training_loop"),
+    ),
     "common.tools.prove": (
         ("records", "verdicts"),
         ("recomputation", "reach"),
@@ -397,10 +420,10 @@ HAS_COLLECTIVES = {
     "common.ranks.agreement",
     "common.checkpoints.adapters",  # the bits of sharded weights
     "common.profile.profiler",
-    "common.training.averaging",
-    "common.training.evaluation",
-    "common.training.gathering",
-    "common.training.sharding",
+    "common.training.evaluation.mode",
+    "common.training.gradients.averaging",
+    "common.training.gradients.gathering",
+    "common.training.sharding.networks",
 }
 
 

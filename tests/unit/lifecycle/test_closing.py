@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from common.errors import TrainingError
-from common.lifecycle import closing, releasing
+from common.lifecycle.end import closing, releasing
 from common.lifecycle.stages import LoadedData, Stages
 
 

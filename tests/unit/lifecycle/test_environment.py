@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from common.lifecycle import environment
-from common.lifecycle.environment import current_environment
+from common.lifecycle.start import environment
+from common.lifecycle.start.environment import current_environment
 
 
 def test_versions_leave_out_packages_that_are_not_installed(

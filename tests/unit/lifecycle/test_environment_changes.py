@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.lifecycle.environment_changes import tell_changed_environment
+from common.lifecycle.start.environment_changes import tell_changed_environment
 from common.run_directory.records import Environment
 
 CPU = Environment(

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.lifecycle import initial_digest
-from common.lifecycle.initial_digest import digest_of_model
+from common.lifecycle.start import initial_digest
+from common.lifecycle.start.initial_digest import digest_of_model
 
 
 def model(dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from common.config import TrainingConfig
 from common.flags import flag
-from common.lifecycle.run_config import (
+from common.lifecycle.start.run_config import (
     flags_at_first_start,
     roles_of_recipe,
     wandb_run_id_of,

@@ -11,7 +11,7 @@ import torch
 
 from common.checkpoints.folders import step_folders
 from common.errors import UserError
-from common.lifecycle.starting import changed_flags
+from common.lifecycle.start.starting import changed_flags
 from common.run import Run
 from common.storage.digests import signed
 from common.storage.json_files import json_safe

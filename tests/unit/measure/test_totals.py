@@ -19,7 +19,7 @@ from common.measure.sums import Sums
 from common.measure.training_sums import TrainingSums
 from common.ranks.agreement import gather_numbers
 from common.system.devices import trials
-from common.training.loss_scale import SharedScaler
+from common.training.gradients.loss_scale import SharedScaler
 from tests.ranks import alone
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from common.data.versions.fingerprint import (
     fingerprint_of_samples,
     fingerprint_of_splits,
 )
-from common.lifecycle.initial_digest import digest_of_model
+from common.lifecycle.start.initial_digest import digest_of_model
 from common.storage.value_digests import (
     UnknownContentError,
     add_contents,

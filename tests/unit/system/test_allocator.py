@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from common.lifecycle.starting import keep_freed_memory
+from common.lifecycle.start.starting import keep_freed_memory
 from common.system.allocator import USER_VARIABLES, Heap, is_set_by_user
 
 PAGE = 4096  # the least number of bytes in a page
@@ -112,7 +112,7 @@ def test_memory_is_kept_where_there_is_room(
     """The plans of all processes on the machine must leave half of its memory."""
     heap = Heap()
     heap.library = SimpleNamespace(mallopt=lambda parameter, value: 1)  # type: ignore[assignment]
-    monkeypatch.setattr("common.lifecycle.starting.HEAP", heap)
+    monkeypatch.setattr("common.lifecycle.start.starting.HEAP", heap)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     keep_freed_memory(torch.device(device), share)
     assert heap.is_kept == is_kept

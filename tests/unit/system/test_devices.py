@@ -17,8 +17,8 @@ from common.checkpoints.adapters import OptimizerState, RandomState
 from common.measure import memory
 from common.system import devices
 from common.system.devices import streams, trials
-from common.training.evaluation import seed_generators
-from common.training.gradients import GradientGuard
+from common.training.evaluation.mode import seed_generators
+from common.training.gradients.guard import GradientGuard
 from common.training.optim import turn_off_unfit_fused_kernel
 from tests.launch import REPOSITORY
 

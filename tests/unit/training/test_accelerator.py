@@ -20,7 +20,8 @@ from common.config import TrainingConfig
 from common.errors import UserError
 from common.system.devices import is_cpu_asked_for
 from common.system.launch_variables import FALSE_WORDS, TRUE_WORDS
-from common.training import accelerator, launcher_checks
+from common.training import accelerator
+from common.training.launch import checks as launcher_checks
 from common.training.precision import running_precision, set_kernels
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from common.errors import UserError
-from common.training.averaging import ddp_options
+from common.training.gradients.averaging import ddp_options
 from tests.launch import REPOSITORY, Runner
 
 SCRIPT = REPOSITORY / "tests" / "frozen_at_times.py"

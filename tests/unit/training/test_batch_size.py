@@ -18,10 +18,10 @@ from common.config import TrainingConfig
 from common.errors import TrainingError, UserError
 from common.flags import flag
 from common.measure.memory import peaks
-from common.training import batch_size as module
-from common.training.batch_size import choose_batch_size, sizes_to_try
-from common.training.batch_size_checks import batch_norm_sentence, refuse_unsuitable_loss
-from common.training.batch_size_trials import Trial, time_size
+from common.training.batch_size import choice as module
+from common.training.batch_size.checks import batch_norm_sentence, refuse_unsuitable_loss
+from common.training.batch_size.choice import choose_batch_size, sizes_to_try
+from common.training.batch_size.trials import Trial, time_size
 from common.training.out_of_memory import (
     END_OTHER_PROGRAMS,
     one_sample_advice,

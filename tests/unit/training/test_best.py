@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import UserError
 from common.objective import Objective
-from common.training.best import Best
+from common.training.evaluation.best import Best
 
 NAN = float("nan")
 

@@ -7,8 +7,8 @@ import pytest
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.objective import Objective
-from common.training.best import Best
-from common.training.early_stopping import EarlyStopping
+from common.training.evaluation.best import Best
+from common.training.evaluation.early_stopping import EarlyStopping
 
 
 def test_run_ends_after_evaluations_without_improvement(

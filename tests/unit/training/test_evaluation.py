@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from common.checkpoints.adapters import RandomState
-from common.training.evaluation import average_buffers, evaluation_mode, keep_buffers
+from common.training.evaluation.mode import average_buffers, evaluation_mode, keep_buffers
 
 if TYPE_CHECKING:  # a rank of this file does not find the package of the tests
     from tests.launch import Runner

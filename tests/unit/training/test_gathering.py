@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from common.errors import UserError
-from common.training import gathering
-from common.training.gathering import Gatherer
+from common.training.gradients import gathering
+from common.training.gradients.gathering import Gatherer
 
 if TYPE_CHECKING:  # a rank of this file does not find the package of the tests
     from tests.launch import Runner

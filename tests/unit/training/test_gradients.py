@@ -12,8 +12,8 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 
 from common.errors import TrainingError, UserError
-from common.training.gradients import MAX_SKIPS_IN_A_ROW, GradientGuard
-from common.training.loss_scale import SharedScaler
+from common.training.gradients.guard import MAX_SKIPS_IN_A_ROW, GradientGuard
+from common.training.gradients.loss_scale import SharedScaler
 
 
 def alone(**others: Any) -> Any:

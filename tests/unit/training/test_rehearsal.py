@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.training.rehearsal import Rehearsal
+from common.training.evaluation.rehearsal import Rehearsal
 
 
 def test_rehearsal_is_due_once() -> None:

@@ -9,7 +9,7 @@ from torch.distributed import TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from benchmarks.harness.ports import free_port
-from common.training.rendezvous import rendezvous_url
+from common.training.launch.rendezvous import rendezvous_url
 
 
 def test_first_attempt_uses_torchs_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from common.data.loader import Loader
 from common.data.samples import BatchesWithWork
 from common.run import Run
 from common.tools.prove.observation.session import Session
-from common.training.sharding_accelerator import ShardingAccelerator
+from common.training.sharding.accelerator import ShardingAccelerator
 
 
 def install(session: Session) -> None:

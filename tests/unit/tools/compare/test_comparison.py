@@ -17,7 +17,7 @@ from PIL import Image
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.flags import flag
-from common.lifecycle.run_config import overridden_decisions
+from common.lifecycle.start.run_config import overridden_decisions
 from common.run_directory.records import RunConfig
 from common.tools.compare.command import main
 from common.tools.compare.comparison import compare

@@ -14,11 +14,11 @@ from common.console import say
 from common.data.dataset import Data
 from common.data.iterable import IterableSamples
 from common.flags import role_of
-from common.lifecycle.environment import current_environment
-from common.lifecycle.environment_changes import tell_changed_environment
-from common.lifecycle.run_config import compose_run_config
 from common.lifecycle.saving import restore
 from common.lifecycle.stages import Context, KeptParts, LoadedData, PlannedRun, StartedRun
+from common.lifecycle.start.environment import current_environment
+from common.lifecycle.start.environment_changes import tell_changed_environment
+from common.lifecycle.start.run_config import compose_run_config
 from common.lifecycle.training_figures import position_figures
 from common.measure.memory_plan import MemoryPlan
 from common.profile.profiler import Profiler

@@ -6,7 +6,7 @@ from common.console import say
 from common.errors import UserError
 from common.objective import Split
 from common.system.wording import counted
-from common.training.best import Best
+from common.training.evaluation.best import Best
 
 
 class EarlyStopping:

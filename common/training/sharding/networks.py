@@ -2,7 +2,7 @@
 
 Torch's `fully_shard` shards a network layer by layer, on GPUs and on CPUs: a device holds the whole
 weights of one layer at a time, and otherwise only its own rows of each weight.
-`common.training.sharding_accelerator` shards the networks that a recipe prepares.
+`common.training.sharding.accelerator` shards the networks that a recipe prepares.
 """
 
 import copy

@@ -17,7 +17,7 @@ from common.measure.flops import ComputeLoss
 from common.measure.memory_plan import mebibytes, optimizer_state_bytes, state_tensors
 from common.models.compile import as_written, is_compiled
 from common.system.devices import empty_cache, is_accelerator, synchronize_stream
-from common.training.evaluation import keep_buffers
+from common.training.evaluation.mode import keep_buffers
 
 MIN_SECONDS = 0.3  # seconds for which a size is timed, after a first pass
 # The share of a GPU's memory that stays free for a compiled model, which may take more memory than

@@ -11,15 +11,15 @@ from common.data.workers.processes import kill_workers
 from common.errors import Preempted, TrainingError, UserError
 from common.failures.error_causes import is_lost_process, is_out_of_memory
 from common.failures.outcomes import Outcome, outcome_of
-from common.lifecycle import releasing
-from common.lifecycle.error_report import claim_report
+from common.lifecycle.end import releasing
+from common.lifecycle.end.error_report import claim_report
 from common.lifecycle.stages import Context, Stages
 from common.measure.memory import lift_limit
 from common.run_directory.directory import LOST_AGAIN, LOST_AGAIN_ADVICE
 from common.run_directory.status import read_status
 from common.system.launch_variables import is_launched
+from common.training.evaluation.rehearsal import Rehearsal
 from common.training.out_of_memory import out_of_memory_error
-from common.training.rehearsal import Rehearsal
 
 
 def close(

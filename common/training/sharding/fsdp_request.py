@@ -1,7 +1,7 @@
 """The launcher's request for FSDP: which settings recipes support, and how it is taken.
 
 Accelerate 1.15 shards on GPUs only, and silently ignores the request on a CPU. So recipes hide the
-request from Accelerate, and shard networks themselves: see `common.training.sharding`.
+request from Accelerate, and shard networks themselves: see `common.training.sharding.networks`.
 """
 
 import os

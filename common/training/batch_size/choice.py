@@ -18,7 +18,7 @@ from common.measure import memory
 from common.output.tables import print_table
 from common.ranks.agreement import gather_from_ranks
 from common.system.launch_variables import is_main_rank
-from common.training.batch_size_trials import Trial
+from common.training.batch_size.trials import Trial
 from common.training.out_of_memory import one_sample_advice, placed_bytes
 
 MIN_SPEEDUP = 1.1  # a larger batch is only taken if it is this many times as fast

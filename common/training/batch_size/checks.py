@@ -11,7 +11,7 @@ from common.data.loader import Loader
 from common.errors import UserError
 from common.measure.flops import ComputeLoss
 from common.models.compile import as_written
-from common.training.evaluation import keep_buffers
+from common.training.evaluation.mode import keep_buffers
 
 
 def refuse_unsuitable_loss(

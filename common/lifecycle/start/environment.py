@@ -14,7 +14,7 @@ from common.system.devices import device_name
 from common.system.git import commit_of_library
 from common.system.processor import processor_kind
 from common.training.precision import running_precision
-from common.training.sharding_accelerator import ShardingAccelerator
+from common.training.sharding.accelerator import ShardingAccelerator
 
 PACKAGES = ("torch", "accelerate", "transformers", "datasets", "wandb", "numpy")
 

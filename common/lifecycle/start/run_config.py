@@ -6,8 +6,8 @@ from typing import Literal, TypedDict
 
 from common.config import TrainingConfig
 from common.flags import role_of
-from common.lifecycle.initial_digest import digest_of_model
 from common.lifecycle.stages import PlannedRun
+from common.lifecycle.start.initial_digest import digest_of_model
 from common.run_directory.records import Architecture, Flags, PeakRate, RunConfig, Source
 from common.storage.json_files import json_safe
 from common.track.card import flags_as_text

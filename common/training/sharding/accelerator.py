@@ -10,14 +10,14 @@ from accelerate import Accelerator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.training.averaging import FreezableDDP, average_gradients
+from common.training.gradients.averaging import FreezableDDP, average_gradients
 from common.training.precision import SIXTEEN_BIT_DTYPES
 
 if TYPE_CHECKING:  # these imports take a second, and only runs with shards need them
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
-    from common.training.sharding import Sharder
+    from common.training.sharding.networks import Sharder
 
 
 class ShardingAccelerator(Accelerator):
@@ -52,7 +52,7 @@ class ShardingAccelerator(Accelerator):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
-        from common.training.sharding import Sharder
+        from common.training.sharding.networks import Sharder
 
         precision = MixedPrecisionPolicy(
             param_dtype=SIXTEEN_BIT_DTYPES.get(self.mixed_precision),

@@ -7,12 +7,12 @@ from torch.distributed import FileStore, PrefixStore
 
 from common.data.loader import Loader
 from common.errors import Preempted, UserError
-from common.lifecycle.error_report import report_once
+from common.lifecycle.end.error_report import report_once
 from common.lifecycle.stages import Context
 from common.measure.memory import lift_limit
 from common.ranks.agreement import announcements
 from common.system.allocator import HEAP
-from common.training.notebook import forget_accelerator
+from common.training.launch.notebook import forget_accelerator
 
 FILE_STORES_OF_ENDED_RUNS: list[FileStore] = []
 

@@ -15,7 +15,7 @@ from common.data.order import hash_integers
 from common.data.samples import seed_cpu_generators
 from common.models.compile import as_written
 from common.system.devices import seed_generator
-from common.training.sharding_accelerator import ShardingAccelerator
+from common.training.sharding.accelerator import ShardingAccelerator
 
 # One of the integers from which the seed of evaluations is hashed. This integer keeps their random
 # numbers apart from those that order the samples.

@@ -1,0 +1,1 @@
+"""What happens to gradients: they are averaged over ranks, gathered, scaled and clipped."""
