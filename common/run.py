@@ -36,10 +36,7 @@ from common.measure.flops import ComputeLoss
 from common.measure.value_checks import Metrics
 from common.track.recorded_media import Values
 from common.training.gradients.gathering import Gatherer
-from common.training.launch.notebook import (
-    is_called_by_a_program,
-    note_ranks_of_debug_launcher,
-)
+from common.training.launch.notebook import is_embedded, note_ranks_of_debug_launcher
 from common.training.plan import Plan
 from common.training.precision import compute_dtype
 
@@ -77,10 +74,10 @@ class Run:
             SystemExit: with status 0, if the run to resume is finished.
         """
         note_ranks_of_debug_launcher()
-        self._is_called_by_a_program = is_called_by_a_program(recipe_file)
+        self._is_embedded = is_embedded(recipe_file)
         DISPLAY.begin("starting")
         record_reads(config)
-        context = set_up(config, Path(recipe_file), objective, ddp, self._is_called_by_a_program)
+        context = set_up(config, Path(recipe_file), objective, ddp, self._is_embedded)
         self.config = config
         self.accelerator = context.accelerator
         self.directory = context.directory
@@ -449,7 +446,7 @@ class Run:
             self.stages,
             self.evaluations.rehearsal,
             unfinished or error,
-            process_goes_on=self._is_called_by_a_program,
+            is_embedded=self._is_embedded,
         )
         if unfinished is not None:
             raise unfinished

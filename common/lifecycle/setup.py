@@ -36,12 +36,12 @@ def set_up(
     recipe_file: Path,
     objective: str,
     ddp: Mapping[str, object] | None,
-    is_from_a_program: bool,
+    is_embedded: bool,
 ) -> Context:
     """Build the Accelerator, take the run directory, and make the parts that need no data.
 
     Args:
-        is_from_a_program: whether the config is a program's, and no command line was checked.
+        is_embedded: whether another program called the recipe: see `launch.notebook.is_embedded`.
 
     Raises:
         UserError: a flag, the objective or an option of DDP can't work, or the directory can't be
@@ -49,12 +49,12 @@ def set_up(
         SystemExit: with status 0, if the run to resume is finished.
     """
     resolution = ConfigResolution(config)
-    if is_from_a_program:
+    if is_embedded:
         resolution.settle(flag_values_of(config))
     progress = Progress()
     source = RecipeSource(recipe_file)
     with noting_refusal(config):
-        if is_from_a_program:
+        if is_embedded:
             check_limits(config)
         parsed_objective = Objective.parse(objective)
         accelerator = build_accelerator(config, ddp)

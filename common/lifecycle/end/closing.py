@@ -27,13 +27,13 @@ def close(
     stages: Stages,
     rehearsal: Rehearsal,
     error: BaseException | None,
-    process_goes_on: bool,
+    is_embedded: bool,
 ) -> None:
     """Note how a run ended, and release what it uses.
 
     Args:
         error: what ended the run early; None for a run that is over.
-        process_goes_on: whether a program may start another run in this process.
+        is_embedded: whether another program called the recipe: see `launch.notebook.is_embedded`.
 
     Raises:
         TrainingError, SystemExit: instead of `error`; see `end_failed_run`.
@@ -49,7 +49,7 @@ def close(
             rehearsal.add_note_to(error)
             end_unfinished_run(error, context, loaders)
     finally:
-        releasing.release(context, loaders, error, process_goes_on)
+        releasing.release(context, loaders, error, is_embedded)
 
 
 def end_unfinished_run(error: BaseException, context: Context, loaders: Iterable[Loader]) -> None:

@@ -21,7 +21,7 @@ def release(
     context: Context,
     loaders: Iterable[Loader],
     error: BaseException | None,
-    process_goes_on: bool,
+    is_embedded: bool,
 ) -> None:
     """Release workers, the process group, the lock of the directory, and the rest.
 
@@ -30,7 +30,7 @@ def release(
 
     Args:
         error: what ended the run early; None if the run finished.
-        process_goes_on: whether a program may start another run in this process.
+        is_embedded: whether another program called the recipe: see `launch.notebook.is_embedded`.
     """
     context.config.unfreeze()  # a program may change the flags for its next run
     for loader in loaders:
@@ -48,7 +48,7 @@ def release(
         context.provenance.wait()  # a thread may still write to the directory
         context.directory.release()
     finally:
-        if process_goes_on:
+        if is_embedded:
             restore_process(context)
 
 

@@ -7,11 +7,14 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 
 
-def is_called_by_a_program(recipe_file: str) -> bool:
-    """Whether another program, such as a notebook, imported the recipe and goes on after its run.
+def is_embedded(recipe_file: str) -> bool:
+    """Whether another program, such as a notebook, called the recipe's `main` in this process.
 
-    At its end, the run then undoes its changes to the process, such as its signal handlers. A
-    launcher is no such program, because it starts the recipe as the main script.
+    The config is then the program's, and no command line was checked, so the run checks the config
+    itself. The program goes on after the run, and may start another one. At its end, an embedded
+    run therefore undoes its changes to the process, such as its signal handlers.
+
+    A launcher is no such program, because it starts the recipe as the main script.
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
     return script is None or os.path.realpath(script) != os.path.realpath(recipe_file)

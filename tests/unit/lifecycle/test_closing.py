@@ -42,7 +42,7 @@ def test_a_run_is_released_if_its_error_is_replaced(
         config=SimpleNamespace(unfreeze=note("flags")),
     )
     with pytest.raises(type(raised)):
-        closing.close(context, stages, rehearsal, MemoryError(), process_goes_on=True)
+        closing.close(context, stages, rehearsal, MemoryError(), is_embedded=True)
     expected = ["flags", "loader", "provenance", "lock", "signal handlers", "memory limit"]
     expected += ["Accelerator"]
     assert released == expected
