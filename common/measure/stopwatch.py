@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import torch
 
@@ -51,12 +51,19 @@ class Interval:
         return Interval(**differences)
 
 
+class Reading(NamedTuple):
+    """What the meters of a stopwatch show at one moment."""
+
+    joules: float  # the energy drawn so far
+    seconds: float  # the clock
+
+
 class StopwatchState(TypedDict):
     """The stopwatch's part of a checkpoint: the fields of three `Interval`s."""
 
     total: dict[str, float]
-    first: dict[str, float]
-    marked: dict[str, float]
+    first: dict[str, float]  # `total_after_first_updates`
+    marked: dict[str, float]  # `total_at_last_lap`
 
 
 @dataclass
@@ -71,31 +78,37 @@ class Stopwatch:
     clock: Callable[[], float]
     energy: Callable[[], float]  # returns the energy drawn so far, in joules
     total: Interval = field(default_factory=Interval)  # all updates, up to the last stop
-    first: Interval = field(default_factory=Interval)  # a copy of `total` after the first updates
-    marked: Interval = field(default_factory=Interval)  # a copy of `total` at the last lap
-    started: tuple[float, float] | None = None  # energy and clock at the start; None if stopped
+    # Copies of `total`, made when the first updates were over, and at the last lap.
+    total_after_first_updates: Interval = field(default_factory=Interval)
+    total_at_last_lap: Interval = field(default_factory=Interval)
+    reading_at_start: Reading | None = None  # None while the stopwatch is stopped
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the stopwatch counts time and work now."""
+        return self.reading_at_start is not None
 
     def start(self) -> None:
         """Wait for the device, and count from now on."""
         self.synchronize()
-        self.started = self.energy(), self.clock()
+        self.reading_at_start = Reading(joules=self.energy(), seconds=self.clock())
 
     def stop(self) -> None:
         """Wait for the device, and count neither time nor work until the next start."""
-        if self.started is not None:
-            energy_before, clock_before = self.started
+        start = self.reading_at_start
+        if start is not None:
             self.synchronize()
-            self.total.seconds += self.clock() - clock_before
-            self.total.joules += self.energy() - energy_before
-            self.started = None
+            self.total.seconds += self.clock() - start.seconds
+            self.total.joules += self.energy() - start.joules
+            self.reading_at_start = None
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
         """Leave out the time and work of the block, and then go on as before."""
-        running = self.started is not None
+        was_running = self.is_running
         self.stop()
         yield
-        if running:
+        if was_running:
             self.start()
 
     def count(self, work: Work, wait_seconds: float, is_update: bool) -> None:
@@ -105,7 +118,7 @@ class Stopwatch:
             wait_seconds: the time for which the loop waited for the micro-batch.
             is_update: whether an update ended with the micro-batch.
         """
-        if self.started is None:
+        if not self.is_running:
             return
         total = self.total
         total.samples += work.samples
@@ -116,7 +129,7 @@ class Stopwatch:
         if is_update and total.updates == FIRST_UPDATES:
             # Stopping adds the time until now to `total`, so that the copy includes it.
             with self.stopped():
-                self.first = replace(total)
+                self.total_after_first_updates = replace(total)
 
     def lap(self) -> Interval:
         """Return the time and work since the last lap.
@@ -124,10 +137,11 @@ class Stopwatch:
         A lap in which the first updates ended leaves them out, unless it has no other updates.
         """
         with self.stopped():
-            first_ended = self.marked.updates < FIRST_UPDATES < self.total.updates
-            beginning = self.first if first_ended else self.marked
-            self.marked = replace(self.total)
-        return self.marked.since(beginning)
+            beginning = self.total_at_last_lap
+            if beginning.updates < FIRST_UPDATES < self.total.updates:
+                beginning = self.total_after_first_updates
+            self.total_at_last_lap = replace(self.total)
+        return self.total_at_last_lap.since(beginning)
 
     @property
     def whole_run(self) -> Interval:
@@ -135,35 +149,37 @@ class Stopwatch:
 
         If there were no others, the first updates are counted.
         """
-        return self.marked.since(self.first) if self.has_steady_updates else self.marked
+        if not self.has_steady_updates:
+            return self.total_at_last_lap
+        return self.total_at_last_lap.since(self.total_after_first_updates)
 
     @property
     def has_steady_updates(self) -> bool:
         """Whether the laps so far have updates after the first ones."""
-        return self.marked.updates > FIRST_UPDATES
+        return self.total_at_last_lap.updates > FIRST_UPDATES
 
     @property
     def useful_seconds(self) -> float:
         """The seconds that all updates would have taken without compilation and warming up."""
         if not self.has_steady_updates:
-            return self.marked.seconds
+            return self.total_at_last_lap.seconds
         steady = self.whole_run
         # Without warming up, the first updates would have taken as long as the others, but no
         # longer than they did take.
         first_seconds = FIRST_UPDATES * steady.seconds / steady.updates
-        return steady.seconds + min(first_seconds, self.first.seconds)
+        return steady.seconds + min(first_seconds, self.total_after_first_updates.seconds)
 
     def state_dict(self) -> StopwatchState:
         return {
             "total": asdict(self.total),
-            "first": asdict(self.first),
-            "marked": asdict(self.marked),
+            "first": asdict(self.total_after_first_updates),
+            "marked": asdict(self.total_at_last_lap),
         }
 
     def load_state_dict(self, state: StopwatchState) -> None:
         self.total = Interval.of_state(state["total"])
-        self.first = Interval.of_state(state["first"])
-        self.marked = Interval.of_state(state["marked"])
+        self.total_after_first_updates = Interval.of_state(state["first"])
+        self.total_at_last_lap = Interval.of_state(state["marked"])
 
 
 class ClockState(TypedDict):

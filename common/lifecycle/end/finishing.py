@@ -81,7 +81,7 @@ def end_training(started: StartedRun) -> None:
     context.checkpoints.wait()
     context.decisions.check(context.progress.global_step)
     # Early stopping, for example, may end the loop between two log lines.
-    has_unlogged_updates = stopwatch.total.updates > stopwatch.marked.updates
+    has_unlogged_updates = stopwatch.total.updates > stopwatch.total_at_last_lap.updates
     if has_unlogged_updates:
         training_figures.log_interval(started)
     if not context.config.evaluate_only:

@@ -97,7 +97,7 @@ class Training:
     def wait_for_everyone(self) -> None:
         """Let the clock move on by 1,000 s, while the first rank writes its files."""
         self.now += 1000
-        self.paused_while_waiting.append(self.stopwatch.started is None)
+        self.paused_while_waiting.append(not self.stopwatch.is_running)
 
     def batches(self) -> Iterator[torch.Tensor]:
         """Yield batches that are made `at_once` at a time, fewer at the end of an epoch."""
@@ -250,7 +250,7 @@ def test_failing_profile_never_stops_a_run(
     run = training()
     run.run()
     assert run.global_step == 40
-    assert run.stopwatch.started is not None
+    assert run.stopwatch.is_running
     assert capsys.readouterr().out.count("--profile failed (RuntimeError: no such device)") == 1
     assert not (tmp_path / "profile" / "verdict.json").exists()
     assert not run.sent
