@@ -46,14 +46,14 @@ class UserError(SystemExit):
         is_printed = isinstance(self.code, str)
         return rebuilt_error, (self.problem, self.advice, is_printed, self.resumable)
 
-    def speak(self) -> None:
+    def print_on_exit(self) -> None:
         """Have this rank print the message when it exits, whichever rank it is.
 
         `common.lifecycle.end.error_report` chooses the rank that prints at the end of a run.
         """
         self.code = f"error: {self.message}"
 
-    def be_silent(self) -> None:
+    def stay_silent_on_exit(self) -> None:
         """Have this rank exit without the message, because another rank prints it."""
         self.code = 1
 

@@ -200,8 +200,8 @@ def no_checkpoint_error(name: str, folder: Path, problems: list[str], run_id: st
     if problems:
         reason = f"no checkpoint up to {name} can be used ({problems[0]})"
     else:
-        first = step_folders(folder)[0].name
-        reason = f"{folder} has no checkpoint up to {name}, because its first one is {first}"
+        first_name = step_folders(folder)[0].name
+        reason = f"{folder} has no checkpoint up to {name}, because its first one is {first_name}"
     newest, _ = newest_whole(folder, None, run_id)
     resume = f"--resume {quoted(folder.parent)}"
     if newest is None:

@@ -23,7 +23,7 @@ class FixedFact(NamedTuple):
     """A fact of a run that a resume must not change."""
 
     subject: str  # the fact in words, for a message
-    read: Callable[[RunIdentity], object]  # returns the fact
+    value_of: Callable[[RunIdentity], object]  # returns the value of the fact
     advice: str  # for a resume that changes it
     may_be_added: bool = False  # whether a resume may state the fact if it was None before
 
@@ -70,8 +70,8 @@ def require_same_run(path: Path, manifest: RunIdentity, identity: RunIdentity) -
 def require_same_facts(path: Path, manifest: RunIdentity, identity: RunIdentity) -> None:
     """Raise a `UserError` for the first fact in `MUST_MATCH_ON_RESUME` that has changed."""
     for fact in MUST_MATCH_ON_RESUME:
-        saved_value = fact.read(manifest)
-        current_value = fact.read(identity)
+        saved_value = fact.value_of(manifest)
+        current_value = fact.value_of(identity)
         is_added = fact.may_be_added and saved_value is None
         if saved_value != current_value and not is_added:
             before, now = excerpts(saved_value, current_value)

@@ -158,8 +158,8 @@ class Parts:
                 contents.shared[name] = None
                 contents.lasting_files |= files_of_rank(f"frozen-{name}", frozen, self.rank, shards)
             else:
-                tensors, rest = pack({name: part.state_dict()})
-                contents.shared |= rest
+                tensors, json_values = pack({name: part.state_dict()})
+                contents.shared |= json_values
             contents.files |= files_of_rank(name, tensors, self.rank, shards)
 
     def restore(self, path: Path, manifest: Manifest, world_size: int) -> None:
@@ -286,27 +286,27 @@ def check_state(part: Stateful | LoadsFromRanks, state: object) -> None:
         check_types(state, part.state_dict())
 
 
-def check_types(saved: object, now: object) -> None:
+def check_types(saved: object, current: object) -> None:
     """Raise a `MisfitError` if a saved value has another type than the value that it replaces.
 
     Containers are compared item by item; items that only one side has are not compared. A number
     may be replaced by another type of number or by a tensor, and a sharded tensor by any tensor.
     None and bools may be replaced by anything.
     """
-    if isinstance(now, dict) and isinstance(saved, dict):
-        for key in now.keys() & saved.keys():
-            check_types(saved[key], now[key])
-    elif isinstance(now, (list, tuple)) and isinstance(saved, (list, tuple)):
-        for saved_item, current_item in zip(saved, now, strict=False):
+    if isinstance(current, dict) and isinstance(saved, dict):
+        for key in current.keys() & saved.keys():
+            check_types(saved[key], current[key])
+    elif isinstance(current, (list, tuple)) and isinstance(saved, (list, tuple)):
+        for saved_item, current_item in zip(saved, current, strict=False):
             check_types(saved_item, current_item)
-    elif now is not None and not isinstance(now, bool):
-        expected: type | tuple[type, ...] = type(now)
-        if isinstance(now, (int, float)):
+    elif current is not None and not isinstance(current, bool):
+        expected: type | tuple[type, ...] = type(current)
+        if isinstance(current, (int, float)):
             expected = (int, float, torch.Tensor)
-        elif is_sharded(now):
+        elif is_sharded(current):
             expected = torch.Tensor
         if not isinstance(saved, expected):
-            raise MisfitError(f"{saved!r:.50} instead of {now!r:.50}")
+            raise MisfitError(f"{saved!r:.50} instead of {current!r:.50}")
 
 
 class Restored(NamedTuple):

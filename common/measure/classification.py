@@ -74,7 +74,7 @@ class ClassificationSums(Sums):
         self.label_range: tuple[torch.Tensor, torch.Tensor] | None = None
         # The first batches: predicted classes and labels, int64 [2, samples], and the probabilities
         # of the predicted classes, float32 [samples].
-        self.seen: list[torch.Tensor] = []
+        self.predictions_and_labels: list[torch.Tensor] = []
         self.probabilities: list[torch.Tensor] = []
 
     def add(  # type: ignore[override]
@@ -104,8 +104,8 @@ class ClassificationSums(Sums):
         predicted = logits.argmax(-1)
         super().add(len(labels), classified=self.count_classes(predicted, labels))
         super().record(loss, metrics, len(labels))
-        if len(self.seen) < self.BATCHES_KEPT:
-            self.seen.append(torch.stack([predicted, labels]))
+        if len(self.predictions_and_labels) < self.BATCHES_KEPT:
+            self.predictions_and_labels.append(torch.stack([predicted, labels]))
             self.probabilities.append(logits.float().softmax(-1).amax(-1))
 
     def note_range(self, labels: torch.Tensor) -> None:
@@ -155,17 +155,17 @@ class ClassificationSums(Sums):
             one, [3 × classes]: the three rows of `Classified.class_counts`, one after another. The
             rows have, for each class, the correct predictions, all predictions, and the labels.
         """
-        size = len(self.class_names)
+        classes = len(self.class_names)
         device = labels.device
         dtype = torch.float64 if has_float64(device) else torch.float32
         ones = torch.ones_like(labels, dtype=dtype)
         if self.has_matrix:
-            counts = torch.zeros(size**2, device=device, dtype=dtype)
-            return counts.scatter_add_(0, labels * size + predicted, ones)
-        counts = torch.zeros(3 * size, device=device, dtype=dtype)
+            counts = torch.zeros(classes**2, device=device, dtype=dtype)
+            return counts.scatter_add_(0, labels * classes + predicted, ones)
+        counts = torch.zeros(3 * classes, device=device, dtype=dtype)
         counts.scatter_add_(0, labels, (predicted == labels).to(dtype))
-        counts.scatter_add_(0, size + predicted, ones)
-        return counts.scatter_add_(0, 2 * size + labels, ones)
+        counts.scatter_add_(0, classes + predicted, ones)
+        return counts.scatter_add_(0, 2 * classes + labels, ones)
 
     def result(self) -> Classified:
         """Return the figures over all ranks; called on all ranks.
@@ -199,7 +199,7 @@ class ClassificationSums(Sums):
         else:
             figures["macro_f1"] = float(f1.mean())
         no_batch = torch.empty((2, 0), dtype=torch.long)
-        predicted, labels = torch.cat(self.seen or [no_batch], dim=1).cpu()
+        predicted, labels = torch.cat(self.predictions_and_labels or [no_batch], dim=1).cpu()
         return Classified(
             figures | reduced.means | {"count": count},
             class_names=self.class_names,

@@ -142,12 +142,12 @@ def stand_ins_of_tensors(
         stand_in_for: makes the stand-in of a tensor: `without_values` or `with_values`.
     """
     stand_ins: dict[torch.Tensor, torch.Tensor] = {}
-    named = {}
+    stand_ins_by_name = {}
     for name, tensor in own_tensors(model):
         if tensor not in stand_ins:
             stand_ins[tensor] = stand_in_for(tensor).requires_grad_(tensor.requires_grad)
-        named[name] = stand_ins[tensor]
-    return named
+        stand_ins_by_name[name] = stand_ins[tensor]
+    return stand_ins_by_name
 
 
 def without_values(tensor: torch.Tensor) -> torch.Tensor:
@@ -197,9 +197,9 @@ def count_operations(
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    def with_tensors(*inputs: object, **named: object) -> object:
+    def with_tensors(*inputs: object, **named_inputs: object) -> object:
         """Call the model with `tensors`; `compute_loss` gets this function as its model."""
-        return torch.func.functional_call(model, tensors, inputs, named, tie_weights=False)
+        return torch.func.functional_call(model, tensors, inputs, named_inputs, tie_weights=False)
 
     # A model of Transformers has several implementations of attention. The eager one consists of
     # matrix products, which the counter sees.

@@ -278,16 +278,16 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int | None:
 
 
 @contextmanager
-def saved_storages(known: Iterable[torch.Tensor]) -> Iterator[dict[int, int]]:
+def saved_storages(uncounted: Iterable[torch.Tensor]) -> Iterator[dict[int, int]]:
     """Record the storages that autograd saves for the backward pass within the block.
 
     Args:
-        known: tensors, such as the weights, whose storages count as 0 bytes.
+        uncounted: tensors, such as the weights, whose storages count as 0 bytes.
 
     Yields:
         The bytes of each storage, by its address: a dict that the block fills.
     """
-    sizes = {local(tensor).untyped_storage().data_ptr(): 0 for tensor in known}
+    sizes = {local(tensor).untyped_storage().data_ptr(): 0 for tensor in uncounted}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
         """Record the storage of a tensor that autograd saves; return what autograd is to save."""

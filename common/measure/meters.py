@@ -142,17 +142,17 @@ class Meters:
         loss: Tensor | float,
         metrics: Metrics | None,
         work: Work,
-        waited: float,
+        wait_seconds: float,
         is_update: bool,
     ) -> None:
         """Record a micro-batch that was trained on.
 
         Args:
-            waited: seconds in which the loop waited for the batch.
+            wait_seconds: seconds in which the loop waited for the batch.
             is_update: whether an update ended with this micro-batch.
         """
         self.sums.add(loss, metrics or {})
-        self.stopwatch.count(work, waited, is_update)
+        self.stopwatch.count(work, wait_seconds, is_update)
         self.power.sample_if_due()
 
     def end_interval(self) -> dict[str, float]:
@@ -234,8 +234,8 @@ class Meters:
             figures[GPU_UTILIZATION] = float(utilization.mean())
             figures[MIN_GPU_UTILIZATION] = float(utilization.min())
         # NaN stands for a value that the GPU driver of at least one rank does not report.
-        known = {name: value for name, value in figures.items() if not math.isnan(value)}
-        return known, numbers_of_ranks
+        known_figures = {name: value for name, value in figures.items() if not math.isnan(value)}
+        return known_figures, numbers_of_ranks
 
     def gather_rows(self, row: list[float]) -> Tensor:
         """Return the rows of all ranks, float64 [world_size, n], on the host."""
@@ -246,10 +246,10 @@ class Meters:
 
         The result is None for busy GPUs, and if fewer than two intervals were measured.
         """
-        steady = self.utilizations[1:]  # the first interval includes compilation
-        if not steady:
+        later_utilizations = self.utilizations[1:]  # the first interval includes compilation
+        if not later_utilizations:
             return None
-        share = mean(steady)
+        share = mean(later_utilizations)
         if share >= BUSY_SHARE:
             return None
         return (

@@ -58,8 +58,8 @@ def peak_tflops(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
         column = 1
     else:
         column = 2
-    for known, figures in PEAK_TFLOPS.items():
-        if re.search(rf"\b{known}\b", name) and not VARIANT.search(name):
+    for model_pattern, figures in PEAK_TFLOPS.items():
+        if re.search(rf"\b{model_pattern}\b", name) and not VARIANT.search(name):
             return figures[column], "data sheet"
     try:
         return measured_tflops(device, dtype), "measured"

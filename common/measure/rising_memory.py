@@ -24,13 +24,13 @@ class RisingMemoryWatch:
         self.sizes_by_owner: dict[str, deque[float]] = {}  # MiB at the last log lines
         self.owners_warned_of: set[str] = set()
 
-    def warn_if_rising(self, host: float) -> None:
+    def warn_if_rising(self, host_mib: float) -> None:
         """Note the memory at a log line, and warn if it has kept rising.
 
         Args:
-            host: the memory of the process, in MiB.
+            host_mib: the memory of the process, in MiB.
         """
-        memory = {"the process": host}  # MiB by owner
+        memory = {"the process": host_mib}  # MiB by owner
         if has_own_memory_figures(self.device):
             memory["the GPU"] = memory_now(self.device) / MEBIBYTE
         for owner, size in memory.items():

@@ -1,7 +1,7 @@
 """Sums of an evaluation: kept on the device, and reduced over all ranks to its figures."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -141,7 +141,7 @@ class Sums:
         self.totals: dict[str, Total | float] = {}
         self.recorded_count: Value = 0  # samples given to `record`
         self.recorded: dict[str, Total | float] = {}  # the sum of all elements, by name
-        self.elements: dict[str, Value] = {}  # the number of these elements, by name
+        self.element_counts: dict[str, Value] = {}  # the number of these elements, by name
         self.collected_rows = CollectedRows()
         self.first_batches: list[BatchTotals] = []  # the first calls of `add`; see `Evaluation`
 
@@ -235,21 +235,21 @@ class Sums:
         """
         return self.collected_rows.of_all_ranks(self.accelerator)
 
-    def add_recorded(self, name: str, total: Total | float, elements: Value) -> None:
+    def add_recorded(self, name: str, total: Total | float, element_count: Value) -> None:
         """Add the sum and the number of the elements of a batch's metric."""
         self.refuse_if_taken(name, self.totals)
         self.recorded[name] = total_with(total, self.recorded.get(name))
-        self.elements[name] = self.elements.get(name, 0.0) + elements
+        self.element_counts[name] = self.element_counts.get(name, 0.0) + element_count
 
-    def refuse_if_taken(self, name: str, others: Mapping[str, object]) -> None:
-        """Raise a `UserError` if a name is "count", or is one of the `others`.
+    def refuse_if_taken(self, name: str, other_names: Collection[str]) -> None:
+        """Raise a `UserError` if a name is "count", or is one of the `other_names`.
 
         Args:
-            others: the names that the other one of `add` and `record` has used.
+            other_names: the names that the other one of `add` and `record` has used.
         """
         if name == "count":
             conflict = "reserved for the number of samples"
-        elif name in others:
+        elif name in other_names:
             conflict = "used in both sums.add and sums.record"
         else:
             return
@@ -272,8 +272,8 @@ class Sums:
             local_sums["added", name] = total
         for name, total in self.recorded.items():
             local_sums["recorded", name] = total
-        for name, elements in self.elements.items():
-            local_sums["elements", name] = elements
+        for name, element_count in self.element_counts.items():
+            local_sums["elements", name] = element_count
         sums = sum_over_ranks(self.accelerator, local_sums)
         # A recipe that calls both `add` and `record` counts each sample twice, once in each method.
         # So one of the two counts is taken, and not their sum. Without a call of `add`, its count

@@ -50,8 +50,8 @@ class PairTotal:
         if not isinstance(other, PairTotal):  # a plain number, or a tensor on the host
             wide = torch.as_tensor(other, dtype=torch.float64)
             other = PairTotal.of(wide).to(self.high.device)
-        total, rest = two_sum(self.high, other.high)
-        return normalised(total, rest + (self.low + other.low))
+        total, error = two_sum(self.high, other.high)
+        return normalised(total, error + (self.low + other.low))
 
     __radd__ = __add__
 
@@ -73,8 +73,8 @@ class PairTotal:
                 low = F.pad(low, (0, 1))
             half = len(high) // 2
             low = low[:half] + low[half:]
-            high, rest = two_sum(high[:half], high[half:])
-            low = low + rest
+            high, error = two_sum(high[:half], high[half:])
+            low = low + error
         return normalised(high[0], low[0])
 
 
@@ -90,8 +90,8 @@ def two_sum(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torc
     """
     total = left + right
     right_part = total - left
-    rest = (left - (total - right_part)) + (right - right_part)
-    return total, rest.nan_to_num(0.0, 0.0, 0.0)
+    error = (left - (total - right_part)) + (right - right_part)
+    return total, error.nan_to_num(0.0, 0.0, 0.0)
 
 
 def normalised(high: torch.Tensor, low: torch.Tensor) -> PairTotal:
@@ -102,9 +102,9 @@ def normalised(high: torch.Tensor, low: torch.Tensor) -> PairTotal:
     return PairTotal(*two_sum(high, low))
 
 
-def total_with(total: AnyTotal, before: AnyTotal | None) -> AnyTotal:
+def total_with(total: AnyTotal, earlier_total: AnyTotal | None) -> AnyTotal:
     """Return the sum of a total and an earlier total, or `total` if there is no earlier one."""
-    return total if before is None else before + total  # type: ignore[operator, return-value]
+    return total if earlier_total is None else earlier_total + total  # type: ignore[operator, return-value]
 
 
 def as_total(values: torch.Tensor) -> Total:

@@ -107,8 +107,8 @@ class Log:
             for line in self.early_lines:
                 self.keep_line(line)
             self.early_lines.clear()
-        shown = self.tracker.shown if self.tracker is not None else "metrics.jsonl only"
-        report.show_plan(run_config, f"{self.directory}; {shown}")
+        shown_at = self.tracker.shown_at if self.tracker is not None else "metrics.jsonl only"
+        report.show_plan(run_config, f"{self.directory}; {shown_at}")
         DISPLAY.start(run_config.plan.total_steps, self.step_and_epoch)
 
     @contextlib.contextmanager

@@ -72,7 +72,7 @@ def build_accelerator(
     precision = choose_precision(config.mixed_precision, device.is_cpu, config.resume is not None)
     if device.is_cpu:
         prepare_cpu(config, precision)
-    quicken_updates()
+    cache_lookups_of_updates()
     uses_fsdp = take_fsdp_request()  # before the constructor, which would shard in its own way
     accelerator = make_accelerator(config, options, device, precision)
     refuse_missing_processes(accelerator.num_processes)  # a launcher may start too few
@@ -166,8 +166,8 @@ def prepare_cpu(config: TrainingConfig, precision: Precision) -> None:
     limit_memory()
 
 
-def quicken_updates() -> None:
-    """Cache two results that Accelerate would compute again in each update, in 120 µs.
+def cache_lookups_of_updates() -> None:
+    """Cache two facts that Accelerate would look up again in each update, in 120 µs.
 
     The first is whether the package of the optimizer Lomo is installed (90 µs). The second is the
     signature of `zero_grad` (30 µs). Neither changes during a run.

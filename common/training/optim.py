@@ -38,9 +38,9 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
 # to 0, to a factor of the peak learning rate. "linear" is BERT's schedule (arXiv 1810.04805), and
 # with a long warm-up the one-cycle schedule of arXiv 1708.07120. "cosine" is from arXiv 1608.03983.
 SCHEDULES: dict[str, Callable[[float], float]] = {
-    "linear": lambda left: left,
-    "cosine": lambda left: 0.5 - 0.5 * math.cos(math.pi * left),
-    "constant": lambda left: 1.0,
+    "linear": lambda share_left: share_left,
+    "cosine": lambda share_left: 0.5 - 0.5 * math.cos(math.pi * share_left),
+    "constant": lambda share_left: 1.0,
 }
 
 
@@ -66,8 +66,8 @@ def warmup_decay(
         if step < warmup_steps:
             # The factor is neither 0 in the first update nor 1 before the warm-up is over.
             return (step + 1) / (warmup_steps + 1)
-        left = max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
-        return SCHEDULES[schedule](left)
+        share_left = max(0.0, (total_steps - step) / max(1, total_steps - warmup_steps))
+        return SCHEDULES[schedule](share_left)
 
     return LambdaLR(optimizer, factor)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from common.checkpoints.save_failure import SaveFailure
 from common.errors import Preempted, ReplacedDirectoryError, TrainingError
@@ -29,6 +30,13 @@ CHECKPOINT_SECONDS = 30.0
 ANNOUNCEMENT = "stop-requested"
 
 
+class LastCheck(NamedTuple):
+    """When the ranks agreed for the last time."""
+
+    global_step: int
+    seconds: float  # this rank's clock
+
+
 @dataclass
 class RankDecisions:
     """The decisions that all ranks take together about once a second, after the same update.
@@ -44,9 +52,10 @@ class RankDecisions:
     request: StopRequest
     stopping: bool = False  # whether all ranks have agreed to stop
     check_every: int = 1  # updates between two checks, the same on all ranks
-    last_check: tuple[int, float] | None = None  # update and clock of the last check
-    announced: bool = False  # whether a rank announced a request in the process group's store
-    next_look: float = 0.0  # clock at which this rank looks into the store again
+    last_check: LastCheck | None = None
+    # Whether a rank announced a request in the process group's store.
+    is_request_announced: bool = False
+    looks_again_at: float = 0.0  # clock at which this rank looks into the store again
     is_checkpoint_old: bool = True  # the same on all ranks; true where there is no checkpoint yet
     saved_at: float = -math.inf  # clock of the last checkpoint
 
@@ -67,25 +76,25 @@ class RankDecisions:
         age = time.perf_counter() - self.saved_at
         is_old = age >= CHECKPOINT_SECONDS and is_main_rank()
         is_requested = self.request.reason is not None
-        flags = [is_requested, failure is not None, is_old]
+        votes = [is_requested, failure is not None, is_old]
         if self.accelerator.num_processes > 1:
-            flags = self.ask_all(flags, global_step)
-        self.stopping, failed, self.is_checkpoint_old = flags
-        if failed:
+            votes = self.votes_of_all(votes, global_step)
+        self.stopping, has_failed, self.is_checkpoint_old = votes
+        if has_failed:
             self.raise_failure(failure)
 
-    def raise_failure(self, failure: SaveFailure | None) -> None:
+    def raise_failure(self, own_failure: SaveFailure | None) -> None:
         """Raise the same `TrainingError` on all ranks, with the cause and what to do.
 
         A supervisor starts the run again if the error is `resumable`. Only a failure of the disk
         is: the disk may work, or have space, by then.
         """
-        failures_by_rank = gather_from_ranks(self.accelerator, failure)
-        failures = [each for each in failures_by_rank if each is not None]
+        failures_of_ranks = gather_from_ranks(self.accelerator, own_failure)
+        failures = [failure for failure in failures_of_ranks if failure is not None]
         # Rank 0 may only report that another rank failed. That rank knows the cause, so its own
         # report is preferred. If that rank is gone, only rank 0's report is known.
-        own_failures = [each for each in failures if not each.is_from_other_rank]
-        cause = (own_failures or failures)[0]
+        first_hand = [failure for failure in failures if not failure.is_from_other_rank]
+        cause = (first_hand or failures)[0]
         if cause.is_replaced:  # there is no earlier checkpoint to go on from
             raise TrainingError(cause.message, advice=ReplacedDirectoryError.ADVICE)
         raise TrainingError(
@@ -97,19 +106,22 @@ class RankDecisions:
             resumable=cause.is_disk_error,
         )
 
-    def ask_all(self, flags: list[bool], global_step: int) -> list[bool]:
-        """Return which flags are set on any rank; also choose the interval to the next check."""
+    def votes_of_all(self, own_votes: list[bool], global_step: int) -> list[bool]:
+        """Return for each question whether any rank votes yes; called on all ranks.
+
+        This also chooses the interval to the next check.
+        """
         now = time.perf_counter()
-        last_step, last_time = self.last_check or (global_step, now)
-        self.last_check = global_step, now
-        *flag_sums, seconds = sum_in_fp32(self.accelerator, [*flags, now - last_time])
-        updates = global_step - last_step
+        last_check = self.last_check or LastCheck(global_step, now)
+        self.last_check = LastCheck(global_step, now)
+        *yes_votes, seconds = sum_in_fp32(self.accelerator, [*own_votes, now - last_check.seconds])
+        updates = global_step - last_check.global_step
         if updates > 0:
             # A check should come about once a second, so the interval is the number of updates in a
             # second. `seconds` is a sum over ranks, so the updates of all ranks are divided by it.
             updates_of_ranks = updates * self.accelerator.num_processes
             self.check_every = max(1, int(updates_of_ranks / max(seconds, 1e-3)))
-        return [value > 0 for value in flag_sums]
+        return [count > 0 for count in yes_votes]
 
     def is_stop_announced(self) -> bool:
         """Whether any rank was asked to stop, as far as this rank knows.
@@ -126,9 +138,10 @@ class RankDecisions:
             # With FSDP, all ranks call this before each batch, so a collective can ask them.
             (requests,) = sum_in_fp32(self.accelerator, [is_requested])
             return requests > 0
-        if self.accelerator.num_processes > 1 and not self.stopping and not self.announced:
+        is_stop_known = self.stopping or self.is_request_announced
+        if self.accelerator.num_processes > 1 and not is_stop_known:
             self.announce_or_look(is_requested)
-        return self.stopping or self.announced or is_requested
+        return self.stopping or self.is_request_announced or is_requested
 
     def announce_or_look(self, is_requested: bool) -> None:
         """Announce this rank's request in the store, or look there for another rank's request.
@@ -140,10 +153,10 @@ class RankDecisions:
         with suppress(RuntimeError):  # the store has ended
             if is_requested:
                 announce(ANNOUNCEMENT)
-                self.announced = True
-            elif now >= self.next_look:
-                self.next_look = now + LOOK_EVERY
-                self.announced = is_announced(ANNOUNCEMENT)
+                self.is_request_announced = True
+            elif now >= self.looks_again_at:
+                self.looks_again_at = now + LOOK_EVERY
+                self.is_request_announced = is_announced(ANNOUNCEMENT)
 
     def stop(self, global_step: int) -> None:
         """End this process, with everything saved; called on all ranks.

@@ -25,9 +25,9 @@ def learning_rates(optimizers: Mapping[str, Optimizer]) -> dict[str, float]:
     rates: dict[str, float] = {}
     for number, (name, optimizer) in enumerate(optimizers.items()):
         prefix = f"{LEARNING_RATE}/{name}" if number else LEARNING_RATE
-        first = both_rates(optimizer.param_groups[0])
-        if first is not None:
-            rates[prefix] = first[0]
+        first_group_rates = both_rates(optimizer.param_groups[0])
+        if first_group_rates is not None:
+            rates[prefix] = first_group_rates[0]
         for group, rate in further_rates(optimizer.param_groups).items():
             # Two rates may get the same name, for example if a group is named like another
             # optimizer. An optimizer's first group wins, because the assignment above overwrites.
@@ -43,10 +43,10 @@ def further_rates(groups: Sequence[ParameterGroup]) -> dict[str, float]:
     group would be missing from the log wherever a schedule takes all rates to 0.
     """
     rates: dict[str, float] = {}
-    first = both_rates(groups[0])
+    first_group_rates = both_rates(groups[0])
     for number, group in enumerate(groups):
         own_rates = both_rates(group)
-        if own_rates is None or own_rates == first:
+        if own_rates is None or own_rates == first_group_rates:
             continue
         name = str(group.get("name", number))
         if name in rates:  # another group has the same name

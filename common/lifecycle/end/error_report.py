@@ -56,10 +56,10 @@ def report_once(error: UserError, request: StopRequest, run_name: str) -> None:
         return
     reporting_rank = wait_for_claim(request, report_key(run_name))
     if reporting_rank == rank():
-        error.speak()
+        error.print_on_exit()
         return
     if reporting_rank is not None:
-        error.be_silent()
+        error.stay_silent_on_exit()
         wait_for_signal(request, SECONDS_TO_EXIT)
 
 

@@ -28,7 +28,7 @@ class TensorBoardTracker(Tracker):
         if not accelerator.trackers:  # Accelerate leaves out a tracker that is not installed
             raise TrackerMissingError("TensorBoard is not installed", "run pip install tensorboard")
         self.accelerator = accelerator
-        self.shown = "TensorBoard, and metrics.jsonl"
+        self.shown_at = "TensorBoard, and metrics.jsonl"
         folder = quoted(shown_path(run.directory))
         self.commands = [Command("view", f"tensorboard --logdir {folder}")]
 

@@ -80,7 +80,7 @@ class Tracker(ABC):
     overrides them, they do nothing; `noqa` tells ruff that this is intended.
     """
 
-    shown: str  # where the run is shown, for the plan that a run prints
+    shown_at: str  # where the run is shown, for the plan that a run prints
     commands: list[Command]  # how the user can view or upload the run after its end
 
     @abstractmethod

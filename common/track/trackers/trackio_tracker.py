@@ -68,7 +68,7 @@ class TrackioTracker(Tracker):
         with without_network(), as_own_warnings(), silence():
             self.accelerator.init_trackers(config.project)
         self.restore_rows(config.project, run.earlier_rows, run.step)
-        self.shown = f"trackio's folder {folder}, and metrics.jsonl"
+        self.shown_at = f"trackio's folder {folder}, and metrics.jsonl"
         self.commands = [Command("view", f"trackio show --project {quoted(config.project)}")]
 
     def unused_name(self, project: str, name: str, run_id: str | None) -> str:

@@ -63,7 +63,7 @@ class WandbTracker(Tracker):
             self.wandb_run.config.update(flat(run.saved_config), allow_val_change=True)
             self.define_metrics()
             self.restore_rows(run.earlier_rows)
-        self.shown = f"W&B {mode} ({reason}), and metrics.jsonl"
+        self.shown_at = f"W&B {mode} ({reason}), and metrics.jsonl"
         folder = quoted(shown_path(Path(self.wandb_run.dir).parent))
         self.commands: list[Command] = []
         if self.wandb_run.offline:

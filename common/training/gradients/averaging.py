@@ -28,18 +28,18 @@ read_requires_grad = attrgetter("requires_grad")
 
 
 def ddp_options(
-    stated: Mapping[str, object], compression: str
+    stated_options: Mapping[str, object], compression: str
 ) -> utils.DistributedDataParallelKwargs:
     """Return the options of DDP: the options that the recipe states, and defaults for the others.
 
     Args:
-        stated: the options that the recipe passes to `Run`.
+        stated_options: the options that the recipe passes to `Run`.
         compression: the value of `--gradient-compression`.
 
     Raises:
         UserError: DDP does not have an option, or its value is of another type.
     """
-    for name, value in stated.items():
+    for name, value in stated_options.items():
         refuse_unfit_option(name, value)
     # A static graph is not the default: it was not faster, and fails under `no_sync` (torch 2.13).
     defaults = utils.DistributedDataParallelKwargs(
@@ -48,7 +48,7 @@ def ddp_options(
         # Buffers (batch norm's statistics) are averaged at evaluation, not sent every step.
         broadcast_buffers=False,
     )
-    return dataclasses.replace(defaults, **stated)
+    return dataclasses.replace(defaults, **stated_options)
 
 
 def refuse_unfit_option(name: str, value: object) -> None:

@@ -95,15 +95,15 @@ class Gatherer:
         if shape_and_dtype in self.known_equal and rows.device.type != "cpu":
             return
         shapes_of_ranks = gather_from_ranks(self.accelerator, shape_and_dtype)
-        differ = len(set(shapes_of_ranks)) > 1
+        are_different = len(set(shapes_of_ranks)) > 1
         is_single_number = rows.ndim == 0
-        if differ or is_single_number:
-            shown = ", ".join(f"{shape} of {dtype}" for shape, dtype in shapes_of_ranks)
+        if are_different or is_single_number:
+            shapes_text = ", ".join(f"{shape} of {dtype}" for shape, dtype in shapes_of_ranks)
             advice = (
                 "pass tensors with one row per sample and the same shape and dtype on each rank: "
                 "pad rows to one length, and in an evaluation, take batches of the same number of "
                 "rows from run.equal_batches(loader)"
             )
-            problem = "tensors that differ between ranks" if differ else "single numbers"
-            raise UserError(f"run.gather got {problem} ({shown})", advice=advice)
+            problem = "tensors that differ between ranks" if are_different else "single numbers"
+            raise UserError(f"run.gather got {problem} ({shapes_text})", advice=advice)
         self.known_equal.add(shape_and_dtype)
