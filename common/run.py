@@ -436,7 +436,7 @@ class Run:
 
         Raises:
             UserError: the recipe started a run and did not finish it.
-            TrainingError, SystemExit: instead of `error`; see `closing.end_failed_run`.
+            TrainingError, SystemExit: instead of `error`; see `closing.error_to_raise`.
         """
         unfinished = None
         if error is None and self.stages.started is not None and not self._is_finish_called:

@@ -1,6 +1,7 @@
 """Closes a run: notes how it ended, and releases what it used."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from common.console import say
 from common.console.before_imports import LAUNCHER_TRACEBACKS
@@ -15,11 +16,20 @@ from common.lifecycle.end import releasing
 from common.lifecycle.end.error_report import claim_report
 from common.lifecycle.stages import Context, Stages
 from common.measure.memory import lift_limit
-from common.run_directory.directory import LOST_AGAIN, LOST_AGAIN_ADVICE
+from common.run_directory.directory import LOST_AGAIN, LOST_AGAIN_ADVICE, RunDirectory
 from common.run_directory.status import read_status
 from common.system.launch_variables import is_launched
 from common.training.evaluation.rehearsal import Rehearsal
 from common.training.out_of_memory import out_of_memory_error
+
+
+class NotedFailure(NamedTuple):
+    """A failure of this rank, as `status.json` now has it."""
+
+    outcome: Outcome
+    step: int
+    is_first: bool  # whether no other rank had failed before
+    is_lost_again: bool  # whether a process was lost at the same update before
 
 
 def close(
@@ -36,7 +46,7 @@ def close(
         is_embedded: whether another program called the recipe: see `launch.notebook.is_embedded`.
 
     Raises:
-        TrainingError, SystemExit: instead of `error`; see `end_failed_run`.
+        TrainingError, SystemExit: instead of `error`; see `error_to_raise`.
     """
     DISPLAY.close()
     loaders = [] if stages.loaded is None else [*stages.loaded.loaders.values()]
@@ -58,7 +68,7 @@ def end_unfinished_run(error: BaseException, context: Context, loaders: Iterable
     If this function returns, the caller lets `error` end the process.
 
     Raises:
-        TrainingError, SystemExit: instead of `error`; see `end_failed_run`.
+        TrainingError, SystemExit: instead of `error`; see `error_to_raise`.
     """
     lift_limit()  # a run that met the limit of its memory can then still write its files
     kill_workers()
@@ -91,31 +101,50 @@ def end_failed_run(
     """Note in `status.json` that a run failed, and close its logs.
 
     Raises:
-        TrainingError: instead of `error`, if memory ran out, or if a process was lost at the same
-            update before. The message says what to do.
-        SystemExit: instead of `error`, if another rank failed first, and `error` may only be a
-            consequence of that failure.
+        TrainingError, SystemExit: instead of `error`; see `error_to_raise`.
     """
-    directory = context.directory
     if not isinstance(error, UserError):
         # Other ranks may be gone, and their files may never come.
         context.checkpoints.shorten_wait()
-    is_first_failure = directory.write_failure(
-        outcome, step, is_lost_process=is_lost_process(error)
-    )
+    failure = note_failure(error, context.directory, outcome, step)
+    log_line(f"{outcome.status}: {outcome.reason}")
+    context.logs.finish(exit_code=1)
+    context.directory.remove_if_unused()
+    other_error = error_to_raise(error, failure, context, loaders)
+    if other_error is not None:
+        raise other_error from None
+
+
+def note_failure(
+    error: BaseException, directory: RunDirectory, outcome: Outcome, step: int
+) -> NotedFailure:
+    """Note in `status.json` that a run failed, unless another rank has noted its own failure."""
+    is_first = directory.write_failure(outcome, step, is_lost_process=is_lost_process(error))
     status = read_status(directory.path)
     # At the second loss of a process at the same update, `write_failure` marks the run as not
     # resumable, although `outcome` is resumable.
-    is_lost_again = is_first_failure and outcome.resumable and status.resumable is False
-    log_line(f"{outcome.status}: {outcome.reason}")
-    context.logs.finish(exit_code=1)
-    directory.remove_if_unused()
-    if is_lost_again:
-        problem = f"{outcome.reason}; {LOST_AGAIN.format(step=step)}"
-        raise TrainingError(problem, advice=LOST_AGAIN_ADVICE, every_rank=True) from None
+    is_lost_again = is_first and outcome.resumable and status.resumable is False
+    return NotedFailure(outcome, step, is_first, is_lost_again)
+
+
+def error_to_raise(
+    error: BaseException, failure: NotedFailure, context: Context, loaders: Iterable[Loader]
+) -> TrainingError | SystemExit | None:
+    """Return the error that is to end the process instead of `error`; None keeps `error`.
+
+    - A process was lost at the same update before, or memory ran out: a `TrainingError` says what
+      to do.
+    - Another rank failed first, and `error` may only be a consequence of that failure: the rank
+      that failed first says why, so this rank exits without a message.
+    """
+    outcome = failure.outcome
+    if failure.is_lost_again:
+        problem = f"{outcome.reason}; {LOST_AGAIN.format(step=failure.step)}"
+        return TrainingError(problem, advice=LOST_AGAIN_ADVICE, every_rank=True)
     may_follow_from_first = outcome.resumable and not isinstance(error, UserError)
-    if may_follow_from_first and not is_first_failure:
-        raise SystemExit(1) from None  # the rank that failed first says why
-    if is_out_of_memory(error) and is_first_failure:
+    if may_follow_from_first and not failure.is_first:
+        return SystemExit(1)
+    if is_out_of_memory(error) and failure.is_first:
         device = context.accelerator.device
-        raise out_of_memory_error(context.config, directory.path, device, loaders) from None
+        return out_of_memory_error(context.config, context.directory.path, device, loaders)
+    return None
