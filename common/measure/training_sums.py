@@ -66,16 +66,17 @@ class TrainingSums:
         """
         self.device = device
         devices.has_float64(device)  # asked now, because the first answer waits for the device
-        self.last_update: deque[Value] = deque(maxlen=accumulation)  # losses of micro-batches
+        # The losses of its micro-batches.
+        self.last_update_losses: deque[Value] = deque(maxlen=accumulation)
         self.pending: list[dict[str, Value]] = []  # micro-batches that are not in the sums yet
         # The version of each pending tensor when it was recorded; see `version_of`.
         self.pending_versions: list[dict[str, int | None]] = []
         # The sum of all elements of a metric's tensors, on the device, and the number of elements.
-        self.sums: dict[str, Total] = {}
-        self.sizes: dict[str, float] = {}
+        self.device_sums: dict[str, Total] = {}
+        self.device_counts: dict[str, float] = {}
         # The same for plain numbers and for tensors on the host.
-        self.numbers: SumsAndCounts = {}
-        self.agreed = ["loss"]  # the metrics in a row, the same on all ranks
+        self.host_sums: SumsAndCounts = {}
+        self.agreed_names = ["loss"]  # the metrics in a row, the same on all ranks
 
     def add(self, loss: torch.Tensor | float, metrics: Metrics) -> None:
         """Record one micro-batch, without waiting for the device.
@@ -103,7 +104,7 @@ class TrainingSums:
         mean_loss = measured_loss
         if isinstance(measured_loss, torch.Tensor) and measured_loss.ndim:
             mean_loss = mean_of(measured_loss)
-        self.last_update.append(mean_loss)
+        self.last_update_losses.append(mean_loss)
         if len(self.pending) >= self.FOLD_EVERY:
             self.fold()
 
@@ -114,30 +115,33 @@ class TrainingSums:
             UserError: the recipe has changed a tensor in place since it recorded it.
         """
         self.refuse_changed_tensors()
-        names = dict.fromkeys(chain.from_iterable(self.pending))
-        for name in names:
-            numbers: list[float] = []
-            tensors_on_device = []
-            tensors_on_host = []
-            for metrics in self.pending:
-                value = metrics.get(name)
-                if value is None:
-                    continue
-                if not isinstance(value, torch.Tensor):
-                    numbers.append(value)
-                elif self.is_left_on_host(value):
-                    tensors_on_host.append(value)
-                else:
-                    tensors_on_device.append(value)
-            for tensor in tensors_on_host:
-                numbers += tensor.double().flatten().tolist()
+        for name in dict.fromkeys(chain.from_iterable(self.pending)):
+            values = [metrics[name] for metrics in self.pending if name in metrics]
+            tensors_on_device, numbers = self.divided(values)
             if tensors_on_device:
                 self.fold_tensors(name, tensors_on_device)
             if numbers:
-                total, count = self.numbers.get(name, (0.0, 0.0))
-                self.numbers[name] = (total + math.fsum(numbers), count + len(numbers))
+                self.fold_numbers(name, numbers)
         self.pending.clear()
         self.pending_versions.clear()
+
+    def divided(self, values: list[Value]) -> tuple[list[torch.Tensor], list[float]]:
+        """Divide a metric's values into those to add up on the device, and on the host.
+
+        Returns:
+            The tensors on the device; and all numbers on the host, plain ones and the elements of
+            tensors.
+        """
+        tensors_on_device: list[torch.Tensor] = []
+        numbers: list[float] = []
+        for value in values:
+            if not isinstance(value, torch.Tensor):
+                numbers.append(value)
+            elif self.is_left_on_host(value):
+                numbers += value.double().flatten().tolist()
+            else:
+                tensors_on_device.append(value)
+        return tensors_on_device, numbers
 
     def refuse_changed_tensors(self) -> None:
         """Raise a `UserError` if a pending tensor has another value than when it was recorded.
@@ -162,7 +166,7 @@ class TrainingSums:
         return tensor.device.type == "cpu" and devices.is_accelerator(self.device)
 
     def fold_tensors(self, name: str, tensors: list[torch.Tensor]) -> None:
-        """Add a metric's values in the pending micro-batches to its sum."""
+        """Add a metric's tensors in the pending micro-batches to their sum on the device."""
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in tensors:
             by_dtype.setdefault(tensor.dtype, []).append(tensor.flatten().to(self.device))
@@ -170,39 +174,46 @@ class TrainingSums:
         for same_dtype in by_dtype.values():
             elements = torch.cat(same_dtype)
             total = elements_total(elements)
-            self.sums[name] = total_with(total, self.sums.get(name))
-            self.sizes[name] = self.sizes.get(name, 0.0) + elements.numel()
+            self.device_sums[name] = total_with(total, self.device_sums.get(name))
+            self.device_counts[name] = self.device_counts.get(name, 0.0) + elements.numel()
+
+    def fold_numbers(self, name: str, numbers: list[float]) -> None:
+        """Add a metric's numbers on the host in the pending micro-batches to their sum."""
+        total, count = self.host_sums.get(name, (0.0, 0.0))
+        self.host_sums[name] = (total + math.fsum(numbers), count + len(numbers))
 
     def take(self) -> SumsAndCounts:
         """Return this rank's sums and counts by metric, and reset both; wait for the device."""
         self.fold()
         sums_and_counts: SumsAndCounts = {}
-        parts_of_sums = parts_on_host([*self.sums.values()])
-        for name, parts in zip(self.sums, parts_of_sums, strict=True):
-            sums_and_counts[name] = (sum(parts), self.sizes[name])
-        for name, (total, count) in self.numbers.items():
+        parts_of_sums = parts_on_host([*self.device_sums.values()])
+        for name, parts in zip(self.device_sums, parts_of_sums, strict=True):
+            sums_and_counts[name] = (sum(parts), self.device_counts[name])
+        for name, (total, count) in self.host_sums.items():
             total_before, count_before = sums_and_counts.get(name, (0.0, 0.0))
             sums_and_counts[name] = (total_before + total, count_before + count)
-        self.sums = {}
-        self.sizes = {}
-        self.numbers = {}
+        self.device_sums = {}
+        self.device_counts = {}
+        self.host_sums = {}
         return sums_and_counts
 
-    def row(self, taken: SumsAndCounts) -> list[float]:
+    def row(self, own_sums: SumsAndCounts) -> list[float]:
         """Return this rank's row of numbers, for the ranks to gather.
 
         Returns:
             [1 + 2 × agreed metrics]: the number of this rank's other metrics, then the sum and the
             count of each agreed metric.
         """
-        others = taken.keys() - set(self.agreed)
-        pairs = [taken.get(name, (0.0, 0.0)) for name in self.agreed]
-        return [float(len(others)), *chain.from_iterable(pairs)]
+        other_names = own_sums.keys() - set(self.agreed_names)
+        pairs = [own_sums.get(name, (0.0, 0.0)) for name in self.agreed_names]
+        return [float(len(other_names)), *chain.from_iterable(pairs)]
 
-    def agree_on_names(self, accelerator: Accelerator, taken: SumsAndCounts) -> None:
+    def agree_on_names(self, accelerator: Accelerator, own_sums: SumsAndCounts) -> None:
         """Add the metrics of all ranks to the agreed metrics; called on all ranks."""
-        names_of_ranks = gather_from_ranks(accelerator, [*taken])
-        self.agreed = [*dict.fromkeys([*self.agreed, *chain.from_iterable(names_of_ranks)])]
+        names_of_ranks = gather_from_ranks(accelerator, [*own_sums])
+        self.agreed_names = [
+            *dict.fromkeys([*self.agreed_names, *chain.from_iterable(names_of_ranks)])
+        ]
 
     def means(self, rows: torch.Tensor) -> dict[str, float]:
         """Return the ``train/`` metrics, means over the elements of all ranks.
@@ -212,7 +223,7 @@ class TrainingSums:
         """
         pairs = rows[:, 1:].sum(0).view(-1, 2).tolist()
         means = {}
-        for name, (total, count) in zip(self.agreed, pairs, strict=True):
+        for name, (total, count) in zip(self.agreed_names, pairs, strict=True):
             if count:
                 means[f"train/{name}"] = total / count
         return means
@@ -222,18 +233,18 @@ class TrainingSums:
 
         The summary of a run has this loss.
         """
-        return float(torch.tensor([*self.last_update]).mean())
+        return float(torch.tensor([*self.last_update_losses]).mean())
 
     def state_dict(self) -> TrainingSumsState:
         self.fold()
         metrics = {}
-        parts_of_sums = parts_on_host([*self.sums.values()])
-        for name, (first_part, *other_parts) in zip(self.sums, parts_of_sums, strict=True):
-            metrics[name] = [first_part, self.sizes[name], *other_parts]
+        parts_of_sums = parts_on_host([*self.device_sums.values()])
+        for name, (first_part, *other_parts) in zip(self.device_sums, parts_of_sums, strict=True):
+            metrics[name] = [first_part, self.device_counts[name], *other_parts]
         return {
             "metrics": metrics,
-            "numbers": {name: [*pair] for name, pair in self.numbers.items()},
-            "last_update": [float(loss) for loss in self.last_update],
+            "numbers": {name: [*pair] for name, pair in self.host_sums.items()},
+            "last_update": [float(loss) for loss in self.last_update_losses],
         }
 
     def load_from_ranks(self, states: Sequence[TrainingSumsState]) -> None:
@@ -241,14 +252,14 @@ class TrainingSums:
         for state in states:
             for name, (first_part, size, *other_parts) in state["metrics"].items():
                 total = from_parts([first_part, *other_parts], self.device)
-                self.sums[name] = total_with(total, self.sums.get(name))
-                self.sizes[name] = self.sizes.get(name, 0.0) + float(size)
+                self.device_sums[name] = total_with(total, self.device_sums.get(name))
+                self.device_counts[name] = self.device_counts.get(name, 0.0) + float(size)
             for name, (total_of_numbers, count) in state["numbers"].items():
-                total_before, count_before = self.numbers.get(name, (0.0, 0.0))
-                self.numbers[name] = (
+                total_before, count_before = self.host_sums.get(name, (0.0, 0.0))
+                self.host_sums[name] = (
                     total_before + float(total_of_numbers),
                     count_before + float(count),
                 )
             losses = [float(loss) for loss in state["last_update"]]
             # Extending by a 1-D tensor appends its losses one by one, as 0-D tensors.
-            self.last_update.extend(torch.tensor(losses, device=self.device))
+            self.last_update_losses.extend(torch.tensor(losses, device=self.device))

@@ -111,7 +111,7 @@ def recorded(batches: list[Any]) -> dict[str, float]:
     for loss, is_right, length in batches:
         sums.add(loss, {"accuracy": is_right, "length": length, "numbers": 0.25})
     totals_by_name = sums.take()
-    sums.agreed = [*totals_by_name]
+    sums.agreed_names = [*totals_by_name]
     return sums.means(torch.tensor([sums.row(totals_by_name)], dtype=torch.float64))
 
 

@@ -69,7 +69,7 @@ def test_training_sums_keep_no_graph() -> None:
     weight = torch.ones(2, 2, requires_grad=True)
     logits = torch.ones(4, 2) @ weight
     sums.add(logits.sum(), {"mean": logits.mean(), "each": logits})
-    pending = [*sums.pending[0].values(), sums.last_update[-1]]
+    pending = [*sums.pending[0].values(), sums.last_update_losses[-1]]
     assert len(pending) == 4
     assert not any(tensor.requires_grad for tensor in pending)
 
