@@ -44,9 +44,8 @@ class Evaluations:
         self.states_before_rehearsal: State | None = None  # of the random generators
         self.evaluated_model: nn.Module | None = None  # the bare model that was evaluated last
         self.evaluated_step: int | None = None  # the update after which this model was evaluated
-        self.rehearsed_models: set[nn.Module] = (
-            set()
-        )  # the bare models that the rehearsal evaluated
+        # The bare models that the rehearsal evaluated.
+        self.rehearsed_models: set[nn.Module] = set()
         # All bare models that the recipe evaluated, in rehearsals too. References are weak, because
         # a recipe may make a new copy for each evaluation.
         self.evaluated_models: WeakSet[nn.Module] = WeakSet()
@@ -203,7 +202,7 @@ class Evaluations:
         if math.isnan(value) and not self.has_warned_of_nan:
             self.has_warned_of_nan = True
             warn(nan_warning(context.objective.metric))
-        return context.best.record(value, context.progress.global_step, values.get("loss"))
+        return context.best.consider(value, context.progress.global_step, values.get("loss"))
 
     def load_best(self, model: nn.Module, save: Callable[[], None]) -> None:
         """Load the weights that `model` had at its best evaluation.

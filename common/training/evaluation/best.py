@@ -34,14 +34,14 @@ class Best:
     # Whether the best model is saved (`--keep best`). Then checkpoints name its file.
     is_kept: bool = True
     value: float | None = None
-    # The update after which the best model was evaluated; None if no evaluation was recorded yet,
+    # The update after which the best model was evaluated; None if there was no evaluation yet,
     # or only NaN.
     step: int | None = None
     evaluations_since_best: int = 0  # evaluations after the first one that had this value
     loss: float | None = None  # the loss of the best model, if its evaluation had one
 
-    def record(self, value: float, step: int, loss: float | None = None) -> bool:
-        """Record an evaluation; return whether its model is the best so far.
+    def consider(self, value: float, step: int, loss: float | None = None) -> bool:
+        """Count an evaluation, and return whether its model is the best so far.
 
         Args:
             value: the value of the objective; NaN never improves.
@@ -94,8 +94,7 @@ class Best:
         step = state["step"]
         loss = state["loss"]
         self.value = None if value is None else float(value)
-        # Older checkpoints have -1 if there is no best model.
-        self.step = None if step is None or int(step) < 0 else int(step)
+        self.step = None if step is None else int(step)
         self.evaluations_since_best = int(state["later"])
         self.loss = None if loss is None else float(loss)
 

@@ -19,7 +19,7 @@ def test_run_ends_after_evaluations_without_improvement(
     early_stopping = EarlyStopping(TrainingConfig(early_stopping=2), best, "validation")
     due = []
     for step, value in enumerate([0.1, 0.3, 0.2, 0.3], start=1):
-        best.record(value, step)
+        best.consider(value, step)
         due.append(early_stopping.decide(step))
     assert due == [False, False, False, True]
     assert early_stopping.decide(4)
