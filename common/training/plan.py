@@ -5,6 +5,7 @@ The intervals and the learning-rate schedule follow from the length, so one obje
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch.optim import Optimizer
@@ -34,8 +35,20 @@ class EpochSize(Protocol):
     def global_batch(self) -> int: ...  # samples of an update over all ranks
 
 
+@dataclass(frozen=True)
+class ScheduledRates:
+    """What `Plan.schedule` has done to the learning rates; the defaults are those without a call.
+
+    A recipe that does not call it has its own learning rates.
+    """
+
+    scale: float = 1.0  # the factor by which all rates were multiplied
+    warmup_steps: int = 0
+    peak: float | None = None  # of the first group of the first optimizer
+
+
 class Plan:
-    """A run's length, intervals and learning-rate schedule, in optimizer updates."""
+    """A run's length and intervals, in optimizer updates, and what its schedule does to rates."""
 
     def __init__(
         self,
@@ -74,35 +87,35 @@ class Plan:
         # The batch that the learning rate is stated for; by default the recipe's own batch size.
         base_batch_size = config.base_batch_size or type(config).batch_size
         batch_ratio = self.samples_per_update / base_batch_size
-        # The factor by which `schedule` will scale learning rates; it then becomes `rate_scale`.
-        self.scale_to_apply = SCALES[config.scale_learning_rate](batch_ratio)
-        # `schedule` sets the following. A recipe that does not call it has its own learning rates.
-        self.rate_scale = 1.0
-        self.warmup_steps = 0
-        self.peak_learning_rate: float | None = None
+        # The factor of `--scale-learning-rate`, which takes effect only in `schedule`.
+        self.scale_for_batch = SCALES[config.scale_learning_rate](batch_ratio)
+        self.scheduled = ScheduledRates()  # `schedule` replaces it
 
     def schedule(self, optimizer: Optimizer, warmup_share: float) -> LambdaLR:
-        """Scale the optimizer's learning rate, and return the scheduler of `--schedule`.
+        """Multiply the optimizer's learning rates in place, and return a scheduler for them.
 
-        The scaled rate is the peak, which the schedule reaches after the warm-up. The plan keeps
-        the scale, the length of the warm-up and the peak for `config.json`.
+        The factor is that of `--scale-learning-rate`. A second call for the same optimizer would
+        multiply its rates again. The multiplied rate is the peak, which the scheduler of
+        `--schedule` reaches after the warm-up. `config.json` gets the factor, the length of the
+        warm-up and the peak.
 
         Args:
             warmup_share: the share of the run's updates that are warm-up, for a run without
                 `--warmup-steps`.
         """
         warmup = self.config.warmup_steps
-        self.warmup_steps = int(warmup_share * self.total_steps) if warmup is None else warmup
-        self.rate_scale = self.scale_to_apply
+        warmup_steps = int(warmup_share * self.total_steps) if warmup is None else warmup
         for group in optimizer.param_groups:
-            group["lr"] *= self.rate_scale
-        if self.peak_learning_rate is None:  # with several optimizers, the first one's rate counts
-            self.peak_learning_rate = float(optimizer.param_groups[0]["lr"])
+            group["lr"] *= self.scale_for_batch
+        peak = self.scheduled.peak
+        if peak is None:  # with several optimizers, the first one's rate counts
+            peak = float(optimizer.param_groups[0]["lr"])
+        self.scheduled = ScheduledRates(self.scale_for_batch, warmup_steps, peak)
         # These flags take effect only here. If a recipe leaves this call out, the run can thus
         # report that they have no effect.
         flags = ("schedule", "warmup_steps", "scale_learning_rate", "base_batch_size")
         mark_read(self.config, *flags)
-        return warmup_decay(optimizer, self.total_steps, self.warmup_steps, self.config.schedule)
+        return warmup_decay(optimizer, self.total_steps, warmup_steps, self.config.schedule)
 
     def epoch(self, step: int) -> int:
         """Return the epoch, from 0, of the update that follows `step`; at the end, the last one."""
@@ -151,9 +164,9 @@ class Plan:
             updates_per_epoch=self.updates_per_epoch,
             log_every=self.log_every,
             eval_every=self.eval_every,
-            rate_scale=self.rate_scale,
-            warmup_steps=self.warmup_steps,
-            peak_learning_rate=self.peak_learning_rate,
+            rate_scale=self.scheduled.scale,
+            warmup_steps=self.scheduled.warmup_steps,
+            peak_learning_rate=self.scheduled.peak,
         )
 
     def position_figures(self, step: int) -> dict[str, float]:
