@@ -55,8 +55,10 @@ class Metric:
 
     @property
     def heading(self) -> str:
-        """The label with its unit, unless `text` writes the unit."""
-        return self.label if self.unit in ("", "s") else f"{self.label}, {self.unit}"
+        """The label with its unit, unless the label begins with it, or `text` writes it."""
+        if self.unit in ("", "s") or self.label.startswith(self.unit):
+            return self.label
+        return f"{self.label}, {self.unit}"
 
     def text(self, value: float | None) -> str:
         """Return a value in the metric's form; a dash for None, which is an unknown value."""
@@ -97,7 +99,7 @@ METRICS = {
         meaning="samples that all processes train on in a second",
     ),
     THROUGHPUT_PER_DEVICE: Metric(
-        "throughput a device",
+        "throughput per device",
         panel="Speed",
         unit="samples/s",
         better="max",
@@ -113,7 +115,7 @@ METRICS = {
         meaning="tokens that all processes train on in a second, for text only",
     ),
     STEP_MILLISECONDS: Metric(
-        "update",
+        "time per update",
         panel="Speed",
         unit="ms",
         better="min",
@@ -128,7 +130,7 @@ METRICS = {
         meaning="the share of the time in which the loop waits for its next batch",
     ),
     TFLOPS_PER_DEVICE: Metric(
-        "arithmetic a device",
+        "TFLOP/s per device",
         panel="Speed",
         unit="TFLOP/s",
         better="max",
