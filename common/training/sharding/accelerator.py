@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from common.errors import UserError
 from common.training.gradients.averaging import FreezableDDP, average_gradients
 from common.training.precision import SIXTEEN_BIT_DTYPES
 
@@ -75,6 +76,27 @@ class ShardingAccelerator(Accelerator):
             for wrapper in self._optimizers:
                 self.sharder.give_shards_to(wrapper.optimizer)
         return prepared
+
+    def gather_for_metrics(self, *args: Any, **kwargs: Any) -> Any:
+        """Gather as Accelerate does on one process, and refuse to do so on several.
+
+        Accelerate's own loaders give all ranks batches of one size, and tell this method which
+        samples only pad the last batch. A run's loaders do neither, so ranks would wait for each
+        other, or a metric would be wrong.
+
+        Raises:
+            UserError: there are several processes.
+        """
+        if self.num_processes > 1:
+            raise UserError(
+                "accelerator.gather_for_metrics can't be used with several processes, because a "
+                "recipe's loaders give them different numbers and sizes of batches",
+                advice=(
+                    "pass means or totals to Sums, or get all samples with sums.collect(...) (see "
+                    "docs/metrics.md)"
+                ),
+            )
+        return super().gather_for_metrics(*args, **kwargs)
 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False

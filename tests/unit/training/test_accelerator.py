@@ -23,6 +23,7 @@ from common.system.launch_variables import FALSE_WORDS, TRUE_WORDS
 from common.training import accelerator
 from common.training.launch import checks as launcher_checks
 from common.training.precision import running_precision, set_kernels
+from common.training.sharding.accelerator import ShardingAccelerator
 
 
 class Built(Exception):  # noqa: N818
@@ -272,3 +273,18 @@ def test_words_for_yes_and_no_are_those_of_accelerate(
     monkeypatch.setenv("ACCELERATE_USE_CPU", value)
     launcher_checks.refuse_malformed_variables()
     assert is_cpu_asked_for() is parse_flag_from_env("ACCELERATE_USE_CPU")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_gathering_for_metrics_is_refused_on_several_processes(
+    processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's loaders do not make it work; on one process, it returns its argument."""
+    gathering = ShardingAccelerator(cpu=True)
+    monkeypatch.setattr(ShardingAccelerator, "num_processes", processes)
+    scores = torch.arange(3)
+    if processes == 1:
+        assert torch.equal(gathering.gather_for_metrics(scores), scores)
+    else:
+        with pytest.raises(UserError, match=r"sums\.collect"):
+            gathering.gather_for_metrics(scores)
