@@ -142,6 +142,27 @@ CORRECT: tuple[Correct, ...] = (
         checks=("processes",),
         skipped=("accumulation",),
     ),
+    Correct(
+        "evaluation that leaves out ignored labels",
+        MLP,
+        (
+            (
+                SUMS,
+                """\
+    sums = ClassificationSums(run.accelerator, run.data.class_names)
+    with run.evaluating(model) as bare_model:
+        for batch in loader:
+            logits = bare_model(batch["images"])
+            kept = batch["labels"] > 2
+            if kept.any():
+                labels = batch["labels"][kept]
+                sums.add(F.cross_entropy(logits[kept], labels), logits[kept], labels)
+    return sums.result()
+""",
+            ),
+        ),
+        checks=("samples",),
+    ),
 )
 
 BY_DEFAULT = 3  # the number of copies that CI tests by default

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from common.system.wording import counted
@@ -52,8 +52,9 @@ def judge_samples(bench: Bench) -> Verdict:
         *interrupted_runs(bench),
     ]
     causes: list[Cause] = []
+    element_counts = counts_of_elements(bench.reference)
     for run in runs:
-        causes += causes_of(run)
+        causes += causes_of(run, element_counts)
     if not completed_epochs(distributed):
         causes.append(NO_COMPLETED_EPOCH)
     evaluations = sum(len(complete_evaluations(run)) for run in runs)
@@ -62,7 +63,7 @@ def judge_samples(bench: Bench) -> Verdict:
     epochs = ", ".join(f"{len(completed_epochs(run))} of {run.name}" for run in runs)
     compared = (
         f"{samples} training samples and {evaluations} evaluations, in {len(runs)} runs with "
-        f"{starts} starts; whole epochs: {epochs}"
+        f"{starts} starts; whole epochs: {epochs}{element_counts_in_words(element_counts)}"
     )
     return failed_verdict(compared, causes) if causes else Verdict(True, compared)
 
@@ -76,15 +77,19 @@ def interrupted_runs(bench: Bench) -> Iterator[ObservedRun]:
         yield bench.run(interrupted_spec(bench))
 
 
-def causes_of(run: ObservedRun) -> list[Cause]:
-    """Return the mistakes in the samples of a run, at most one of each sort."""
+def causes_of(run: ObservedRun, element_counts: Mapping[str, float]) -> list[Cause]:
+    """Return the mistakes in the samples of a run, at most one of each sort.
+
+    Args:
+        element_counts: the result of `counts_of_elements` for the reference run.
+    """
     causes = (
         cause_of_unrecorded_batch(run),
         cause_of_changed_samples(run),
         cause_of_wrong_epoch(run),
         cause_of_missing_rows(run),
         cause_of_rows_without_gradient(run),
-        cause_of_wrong_evaluation(run),
+        cause_of_wrong_evaluation(run, element_counts),
         cause_of_unseen_samples(run),
     )
     return [cause for cause in causes if cause is not None]
@@ -265,20 +270,56 @@ def batches_of(
                 yield record
 
 
-def cause_of_wrong_evaluation(run: ObservedRun) -> Cause | None:
+def counts_of_elements(reference: ObservedRun) -> dict[str, float]:
+    """Return the logged counts that are no numbers of samples, by split.
+
+    An evaluation may count elements of samples, such as the tokens whose labels are not ignored.
+    Its count says nothing about the samples if it read each of them equally often.
+
+    Args:
+        reference: the run on one process.
+    """
+    counts = {}
+    for evaluation in complete_evaluations(reference):
+        count = evaluation.figures.get("count")
+        uses = evaluation.uses.get(evaluation.split, Counter())
+        has_repetitions = len(set(uses.values())) > 1
+        counts_each_sample = count in (len(uses), uses.total())
+        if count is not None and not has_repetitions and not counts_each_sample:
+            counts[evaluation.split] = count
+    return counts
+
+
+def element_counts_in_words(element_counts: Mapping[str, float]) -> str:
+    """Return a remark on the counts that are no numbers of samples; empty if there are none."""
+    return "".join(
+        f"; `count` of {split} is {count:g} and counts elements of its samples, such as labels, "
+        "since it read all samples equally often"
+        for split, count in element_counts.items()
+    )
+
+
+def cause_of_wrong_evaluation(
+    run: ObservedRun, element_counts: Mapping[str, float]
+) -> Cause | None:
     """Return the cause for the first evaluation with missing or repeated samples, or None."""
     for evaluation in complete_evaluations(run):
-        cause = cause_of_evaluation(evaluation, run.started.split_sizes[evaluation.split])
+        split = evaluation.split
+        counts_elements = split in element_counts
+        cause = cause_of_evaluation(evaluation, run.started.split_sizes[split], counts_elements)
         if cause is not None:
             return cause
     return None
 
 
-def cause_of_evaluation(evaluation: CompleteEvaluation, size: int) -> Cause | None:
+def cause_of_evaluation(
+    evaluation: CompleteEvaluation, size: int, counts_elements: bool
+) -> Cause | None:
     """Return the cause if an evaluation leaves out a sample or counts one too often, or None.
 
     Args:
         size: the number of samples in the split.
+        counts_elements: whether the reference run counts elements of the samples.
     """
     evaluation_name = f"the {evaluation.phase} evaluation after update {evaluation.step}"
     uses = evaluation.uses.get(evaluation.split)
@@ -299,18 +340,26 @@ def cause_of_evaluation(evaluation: CompleteEvaluation, size: int) -> Cause | No
             f"({first_samples(repeated)})"
         )
     logged_count = evaluation.figures.get("count")
-    if logged_count is not None and logged_count != size:
-        return Cause(
-            f"{evaluation_name} counted {logged_count:g} samples, and {evaluation.split} has "
-            f"{size}{repetitions}: samples that only fill up a batch must not count",
-            ADVICE_EVALUATION,
-        )
     if logged_count is None and repeated:
         return Cause(
             f"{evaluation_name} read {len(uses)} samples{repetitions}, and logs no `count`",
             f"{ADVICE_EVALUATION}; log `count`, the number of samples that count",
         )
-    return None
+    if logged_count in (None, size) or (counts_elements and not repeated):
+        return None
+    sentence = (
+        f"{evaluation_name} counted {logged_count:g} samples, and {evaluation.split} has {size}"
+    )
+    if repeated:
+        return Cause(
+            f"{sentence}{repetitions}: samples that only fill up a batch must not count",
+            ADVICE_EVALUATION,
+        )
+    times = "once" if passes == 1 else f"{passes} times"
+    return Cause(
+        f"{sentence}, each of which it read {times}",
+        "count each sample once, and add up `count` over all processes, as Sums does",
+    )
 
 
 def cause_of_other_split(evaluation: CompleteEvaluation, evaluation_name: str) -> Cause | None:

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from common.tools.prove.checks.samples import causes_of, completed_epochs
+from common.tools.prove.checks.samples import (
+    causes_of,
+    completed_epochs,
+    counts_of_elements,
+    element_counts_in_words,
+)
 from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import (
     EvaluatedRows,
@@ -40,8 +45,10 @@ def training(updates: Sequence[tuple[int, int, Sequence[int]]] = EPOCHS) -> list
     return records
 
 
-def sentences(run: ObservedRun) -> list[str]:
-    return [cause.sentence for cause in causes_of(run)]
+def sentences(run: ObservedRun, reference: ObservedRun | None = None) -> list[str]:
+    """Return the sentences about a run, which is also the reference run by default."""
+    element_counts = counts_of_elements(reference or run)
+    return [cause.sentence for cause in causes_of(run, element_counts)]
 
 
 def test_right_run_has_no_causes() -> None:
@@ -134,6 +141,55 @@ def test_padding_that_counts_is_named(count: float | None) -> None:
     (sentence,) = sentences(run_with([*training(), *batches, evaluated(figures)]))
     assert "twice or more (4)" in sentence
     assert ("counted 6 samples, and validation has 5" in sentence) == (count is not None)
+
+
+EACH_SAMPLE_ONCE = ((0, 1, 2), (3, 4))
+PASSES = {
+    "once": EACH_SAMPLE_ONCE,
+    "twice": (*EACH_SAMPLE_ONCE, *EACH_SAMPLE_ONCE),
+    "with padding": ((0, 1, 2), (3, 4, 4)),
+}
+
+
+def run_that_counts(count: float, passes: str = "once") -> ObservedRun:
+    """Return a run of an evaluation of 5 samples that logs a count."""
+    batches = [evaluation_batch(samples) for samples in PASSES[passes]]
+    return run_with([*training(), *batches, evaluated({"count": count})])
+
+
+@pytest.mark.parametrize("passes", ["once", "twice"])
+@pytest.mark.parametrize("count", [3, 52, 3.5])
+def test_count_of_elements_is_right(count: float, passes: str) -> None:
+    """A tagger counts the labels that it does not ignore, and the check says so."""
+    run = run_that_counts(count, passes)
+    assert sentences(run) == []
+    remark = element_counts_in_words(counts_of_elements(run))
+    assert f"`count` of validation is {count:g} and counts elements of its samples" in remark
+
+
+def test_count_of_samples_has_no_remark() -> None:
+    assert element_counts_in_words(counts_of_elements(run_that_counts(5))) == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "passes", "words"),
+    [
+        (52, "with padding", "it read 1 sample twice or more (4): samples that only fill up"),
+        (6, "with padding", "it read 1 sample twice or more (4): samples that only fill up"),
+        (10, "twice", "counted 10 samples, and validation has 5, each of which it read 2 times"),
+    ],
+)
+def test_wrong_count_is_named(count: float, passes: str, words: str) -> None:
+    """Only samples that were read too often are said to fill up a batch."""
+    (sentence,) = sentences(run_that_counts(count, passes))
+    assert words in sentence
+
+
+def test_a_count_of_samples_holds_on_all_processes() -> None:
+    """If one process counts samples, another count on two processes is a mistake."""
+    (sentence,) = sentences(run_that_counts(2.5), reference=run_that_counts(5))
+    assert "counted 2.5 samples, and validation has 5, each of which it read once" in sentence
+    assert sentences(run_that_counts(50), reference=run_that_counts(52)) == []
 
 
 def test_padding_under_a_mask_is_right() -> None:
