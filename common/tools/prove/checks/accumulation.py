@@ -12,13 +12,14 @@ from common.tools.prove.layouts.pairs import (
     RunPair,
     cause_of_changed_gradients,
     cause_of_contents,
-    cause_of_figures,
+    cause_of_independent_figures,
     cause_of_later_loss,
     cause_of_optimizers,
     cause_of_weights,
     comparison_in_words,
     is_near,
     values_in_words,
+    verdict_on_updates_and_figures,
 )
 from common.tools.prove.proof_runs.bench import Bench
 from common.tools.prove.verdicts import Cause, Verdict, failed_verdict, skipped_verdict
@@ -47,8 +48,9 @@ def verdict_of(pair: RunPair) -> Verdict:
         return skipped_verdict(f"{' and '.join(mixing.layers)} mixes the samples of a micro-batch")
     if mixing.couples_samples:
         return skipped_verdict("the recipe states couples_samples=True")
-    cause = cause_of_loss_or_gradients(pair) or cause_of_weights(pair) or cause_of_figures(pair)
-    if cause is None:
+    update_cause = cause_of_loss_or_gradients(pair) or cause_of_weights(pair)
+    wrong_figures = cause_of_independent_figures(pair)
+    if update_cause is None and wrong_figures is None:
         return Verdict(True, comparison_in_words(pair))
     mixing_modules = mixing_modules_of(pair.variant)
     if mixing_modules:
@@ -62,13 +64,15 @@ def verdict_of(pair: RunPair) -> Verdict:
         return skipped_verdict(
             f"the loop draws random numbers for each micro-batch (generator {names})"
         )
-    cause = (
-        cause_of_contents(pair)
-        or cause_of_changed_gradients(pair.variant)
-        or cause_of_divisor(pair)
-        or cause
-    )
-    return failed_verdict(comparison_in_words(pair), [cause])
+    wrong_contents = cause_of_contents(pair)
+    if wrong_contents is not None:  # evaluations may then have other contents as well
+        return failed_verdict(comparison_in_words(pair), [wrong_contents])
+    update_causes = []
+    if update_cause is not None:
+        update_causes = [
+            cause_of_changed_gradients(pair.variant) or cause_of_divisor(pair) or update_cause
+        ]
+    return verdict_on_updates_and_figures(comparison_in_words(pair), update_causes, wrong_figures)
 
 
 def cause_of_counts(pair: RunPair) -> Cause | None:

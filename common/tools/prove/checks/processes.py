@@ -15,13 +15,14 @@ from common.tools.prove.layouts.expected_differences import (
 from common.tools.prove.layouts.pairs import (
     RunPair,
     cause_of_contents,
-    cause_of_figures,
+    cause_of_independent_figures,
     cause_of_later_loss,
     cause_of_optimizers,
     cause_of_weights,
     comparison_in_words,
     is_near,
     values_in_words,
+    verdict_on_updates_and_figures,
 )
 from common.tools.prove.layouts.process_runs import (
     PROCESS_COUNT_CHANGES,
@@ -78,16 +79,23 @@ def verdict_of_runs(runs: ProcessRuns) -> Verdict:
     if verdict.passed is not False or runs.in_float64 or not runs.accumulates:
         return verdict
     try:
-        accumulated = accumulation.verdict_of(runs.pair_with_whole_batches())
+        one_process = runs.pair_with_whole_batches()
     except RunFailedError:
         return verdict
+    accumulated = accumulation.verdict_of(one_process)
     if accumulated.passed is not False:
         return verdict
     causes = [
-        f"on one process already, as the check `accumulation` compares it: {cause}"
-        for cause in accumulated.causes
+        Cause(
+            f"on one process already, as the check `accumulation` compares it: {sentence}",
+            accumulated.advice,
+        )
+        for sentence in accumulated.causes
     ]
-    return Verdict(False, verdict.compared, tuple(causes), accumulated.advice)
+    # Figures that one process already gets wrong are among these causes.
+    are_figures_known = cause_of_independent_figures(one_process) is not None
+    wrong_figures = None if are_figures_known else cause_of_evaluations(runs.pair)
+    return verdict_on_updates_and_figures(verdict.compared, causes, wrong_figures)
 
 
 def verdict_after_change(runs: ProcessRuns, change: ProcessCountChange) -> Verdict:
@@ -127,33 +135,51 @@ def named_after_change(
 
 def verdict_of(pair: RunPair) -> Verdict:
     """Return the verdict on a run on two processes (the variant), compared with one on one."""
-    mixing = sample_mixing_of(pair.variant)
-    reason = reason_processes_differ(mixing)
+    reason = reason_processes_differ(sample_mixing_of(pair.variant))
     if reason is not None:
         return skipped_verdict(reason)
-    mixing_modules = mixing_modules_of(pair.variant)
-    cause = cause_of(pair)
-    if cause is None and not mixing.layers and not mixing_modules:
-        cause = cause_of_figures(pair)
+    update_cause = cause_of(pair)
+    wrong_figures = cause_of_evaluations(pair)
+    if update_cause is None and wrong_figures is None:
+        return Verdict(True, compared_in_words(pair))
+    generators = drawn_generators(pair.variant)
+    if generators:
+        names = " and ".join(generators)
+        return skipped_verdict(f"the loop draws random numbers on each process (generator {names})")
+    wrong_contents = cause_of_contents(pair)
+    if wrong_contents is not None:  # evaluations may then have other contents as well
+        return failed_verdict(compared_in_words(pair), [wrong_contents])
+    update_causes = [] if update_cause is None else [update_cause]
+    return verdict_on_updates_and_figures(compared_in_words(pair), update_causes, wrong_figures)
+
+
+def compared_in_words(pair: RunPair) -> str:
+    """Return what was compared, and why evaluations were not, if so."""
     compared = comparison_in_words(pair)
+    mixing_modules = mixing_modules_of(pair.variant)
     if mixing_modules:
         compared += (
             f"; {' and '.join(mixing_modules)} may also mix the samples of an evaluation's batch, "
             "so evaluations are not compared"
         )
-    if mixing.layers:
-        layers = " and ".join(mixing.layers)
+    mixing_layers = sample_mixing_of(pair.variant).layers
+    if mixing_layers:
+        layers = " and ".join(mixing_layers)
         compared += (
             f"; in float64, as {layers} amplifies rounding; {layers} averages its statistics over "
             "processes, so evaluations are not compared"
         )
-    if cause is None:
-        return Verdict(True, compared)
-    generators = drawn_generators(pair.variant)
-    if generators:
-        names = " and ".join(generators)
-        return skipped_verdict(f"the loop draws random numbers on each process (generator {names})")
-    return failed_verdict(compared, [cause_of_contents(pair) or cause])
+    return compared
+
+
+def cause_of_evaluations(pair: RunPair) -> Cause | None:
+    """Return the cause of wrong figures that do not follow from wrong updates; None without any.
+
+    Evaluations that mix the samples of a batch are not compared.
+    """
+    if sample_mixing_of(pair.variant).layers or mixing_modules_of(pair.variant):
+        return None
+    return cause_of_independent_figures(pair)
 
 
 def cause_of(pair: RunPair) -> Cause | None:

@@ -181,17 +181,21 @@ def weight_distance(baseline: ObservedRun, variant: ObservedRun) -> WeightDistan
 
 
 def differing_figure(
-    baseline: ObservedRun, variant: ObservedRun
+    baseline: ObservedRun, variant: ObservedRun, last_step: int | None = None
 ) -> tuple[str, float, float] | None:
     """Return the name and both values of the first evaluation figure that differs.
 
     The result is None if all figures agree within the tolerance. Figures that only one run has are
     left out.
+
+    Args:
+        last_step: evaluations after more updates than this are left out; None: all count.
     """
     baseline_evaluations = evaluations_of(baseline)
     for (step, phase), evaluation in evaluations_of(variant).items():
+        is_too_late = last_step is not None and step > last_step
         baseline_evaluation = baseline_evaluations.get((step, phase))
-        if baseline_evaluation is None:
+        if baseline_evaluation is None or is_too_late:
             continue
         for name, value in evaluation.figures.items():
             expected = baseline_evaluation.figures.get(name)

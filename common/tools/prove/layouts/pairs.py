@@ -5,7 +5,7 @@ The checks of accumulation and of processes compare such pairs, and share these 
 
 import linecache
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from common.tools.prove.layouts.comparison import (
 from common.tools.prove.records.instrument_records import GradientChange
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.records.run_records import MicroBatch
-from common.tools.prove.verdicts import Cause
+from common.tools.prove.verdicts import Cause, Verdict, failed_verdict
 
 # Relative. Within it, a ratio of gradient norms counts as equal to a number.
 RATIO_TOLERANCE = 0.02
@@ -218,9 +218,14 @@ def cause_of_weights(pair: RunPair) -> Cause | None:
     )
 
 
-def cause_of_figures(pair: RunPair) -> Cause | None:
-    """Return the cause of a figure that differs for equal weights; None if all figures agree."""
-    figure = differing_figure(pair.baseline, pair.variant)
+def cause_of_figures(pair: RunPair, last_step: int | None = None) -> Cause | None:
+    """Return the cause of a figure that differs for equal weights; None if all figures agree.
+
+    Args:
+        last_step: the number of updates after which both runs still have equal weights; None: they
+            always have.
+    """
+    figure = differing_figure(pair.baseline, pair.variant, last_step)
     if figure is None:
         return None
     name, baseline_value, variant_value = figure
@@ -228,5 +233,36 @@ def cause_of_figures(pair: RunPair) -> Cause | None:
         f"{name} is {variant_value:.6g} with {pair.variant_layout} and {baseline_value:.6g} with "
         f"{pair.baseline_layout}, for the same weights: it depends on how samples are divided into "
         "batches",
-        "add up over samples, as Sums does, and not over batches",
+        "add up over samples, as Sums does, and not over batches; for a figure that is no sum over "
+        "samples, such as an average precision, gather the values of the whole split from all "
+        "processes by sums.collect(...)",
     )
+
+
+def cause_of_independent_figures(pair: RunPair) -> Cause | None:
+    """Return the cause of wrong figures that do not follow from wrong updates; None without any.
+
+    If an update differs, only the evaluations before it are compared. If the weights differ
+    although the updates agree, only the evaluation before the first update is compared.
+    """
+    if pair.difference is not None:
+        return cause_of_figures(pair, last_step=pair.difference.update - 1)
+    return cause_of_figures(pair, last_step=None if cause_of_weights(pair) is None else 0)
+
+
+def verdict_on_updates_and_figures(
+    compared: str, update_causes: Sequence[Cause], wrong_figures: Cause | None
+) -> Verdict:
+    """Return the verdict of a check that fails, with the advice for updates and for figures.
+
+    Args:
+        compared: see `Verdict`.
+        update_causes: why the updates differ; empty if they agree.
+        wrong_figures: the result of `cause_of_independent_figures`.
+    """
+    if wrong_figures is None or not update_causes:
+        causes = [*update_causes] if wrong_figures is None else [wrong_figures]
+        return failed_verdict(compared, causes)
+    first, *others = update_causes
+    advice = f"{first.advice}; for the evaluation, {wrong_figures.advice}"
+    return failed_verdict(compared, [Cause(first.sentence, advice), *others, wrong_figures])

@@ -53,6 +53,7 @@ def run_with_layout(
     rates: Sequence[float] = (0.1, 0.2, 0.1),
     weights: float = 2.0,
     accuracy: float = 0.5,
+    accuracy_at_start: float = 0.2,
     mixing: SampleMixing | None = None,
     mixing_module: str | None = None,
     draws: bool = False,
@@ -68,6 +69,7 @@ def run_with_layout(
             started(accumulation=way.accumulation),
             mixing or sample_mixing(),
         ]
+        records.append(evaluated({"accuracy": accuracy_at_start}, step=0))
         if mixing_module is not None:
             records.append(MixingModule(step=0, module=mixing_module))
         for step, loss in enumerate(losses):
@@ -139,6 +141,43 @@ def test_first_difference_is_named(
     (cause,) = verdict.causes
     assert words in cause
     assert verdict.advice
+
+
+WRONG_UPDATES: dict[str, dict[str, object]] = {
+    "the loss of update 1": {"losses": (6.0, 2.0, 1.0)},
+    "the learning rate of update 2": {"rates": (0.1, 0.1, 0.1)},
+    "the gradients of update 3": {"norms": (0.5, 0.4, 0.6)},
+    "the weights after update 3": {"weights": 2.1},
+}
+
+
+@EACH_WAY
+@pytest.mark.parametrize("words", WRONG_UPDATES)
+def test_wrong_update_hides_no_wrong_figure(way: UpdateLayout, words: str, tmp_path: Path) -> None:
+    """A figure that was wrong before the updates differed has a cause and advice of its own.
+
+    The figure after the last update follows from the wrong updates, so it is not named.
+    """
+    changes = WRONG_UPDATES[words]
+    pair = pair_of(way, tmp_path, **changes, accuracy=0.9, accuracy_at_start=0.4)
+    verdict = VERDICTS[way](pair)
+    if "rate" in words and way == DIVIDED:  # the check ends there
+        assert len(verdict.causes) == 1
+        return
+    update_cause, figure_cause = verdict.causes
+    assert words in update_cause
+    assert "accuracy of the validation evaluation after update 0 is 0.4" in figure_cause
+    assert "; for the evaluation, add up over samples" in verdict.advice
+    assert "sums.collect(...)" in verdict.advice
+
+
+@EACH_WAY
+@pytest.mark.parametrize("words", WRONG_UPDATES)
+def test_figure_that_follows_from_wrong_updates_is_not_named(
+    way: UpdateLayout, words: str, tmp_path: Path
+) -> None:
+    (cause,) = VERDICTS[way](pair_of(way, tmp_path, **WRONG_UPDATES[words], accuracy=0.9)).causes
+    assert words in cause
 
 
 def test_loss_that_is_not_divided_is_named(tmp_path: Path) -> None:
@@ -412,15 +451,22 @@ def test_other_contents_of_the_same_samples_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_whole_wrong", [True, False])
+@pytest.mark.parametrize("wrong_figures_of", ["none", "two processes", "micro-batches"])
 def test_processes_leave_a_mistake_to_accumulation(
-    is_whole_wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_whole_wrong: bool, wrong_figures_of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If one process already makes other updates with micro-batches, two are not to blame."""
+    """If one process already makes other updates with micro-batches, two are not to blame.
+
+    A figure that is wrong is named once in any case.
+    """
+    wrong = {"accuracy_at_start": 0.4}
+    distributed: Any = wrong if wrong_figures_of == "two processes" else {}
+    whole: Any = wrong if wrong_figures_of == "micro-batches" and is_whole_wrong else {}
     norms_of_whole = (1.0, 0.8, 0.6) if is_whole_wrong else (0.5, 0.4, 0.3)
     runs = {
-        WHOLE: run_with_layout(WHOLE, tmp_path, norms=norms_of_whole),
+        WHOLE: run_with_layout(WHOLE, tmp_path, norms=norms_of_whole, **whole),
         DIVIDED: run_with_layout(DIVIDED, tmp_path),
-        DISTRIBUTED: run_with_layout(DISTRIBUTED, tmp_path, norms=(1.0, 0.8, 0.6)),
+        DISTRIBUTED: run_with_layout(DISTRIBUTED, tmp_path, norms=(1.0, 0.8, 0.6), **distributed),
     }
     monkeypatch.setattr(
         process_runs, "run_with_layout", lambda bench, name, way, **options: runs[way]
@@ -428,7 +474,9 @@ def test_processes_leave_a_mistake_to_accumulation(
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
     verdict = processes.judge_processes(bench)
     assert verdict.passed is False
-    (cause,) = verdict.causes
+    cause, *figure_causes = verdict.causes
+    assert len(figure_causes) == bool(distributed or whole)
+    assert all("accuracy of the validation evaluation" in words for words in figure_causes)
     if is_whole_wrong:
         assert cause.startswith("on one process already, as the check `accumulation` compares it")
         assert "the loss is divided twice by the number of micro-batches" in cause
