@@ -137,8 +137,8 @@ class Run:
     def keep(
         self,
         *,
-        model: nn.Module,
-        optimizer: Optimizer,
+        model: nn.Module | None = None,
+        optimizer: Optimizer | None = None,
         scheduler: Stateful | None = None,
         **others: Stateful | None,
     ) -> None:
@@ -147,12 +147,15 @@ class Run:
         This also prepares the optimizers to skip updates with non-finite gradients.
 
         Args:
+            model: the network that is trained. It is required.
+            optimizer: its optimizer. It is required.
             others: further parts with ``state_dict`` and ``load_state_dict``, such as a second
                 network, its optimizer, or an average of the weights. A resume restores each part by
                 its name. Parts that are None, as a scheduler may be, are left out.
 
         Raises:
-            UserError: the Accelerator prepared a part that is not named here.
+            UserError: the model or the optimizer is missing, or the Accelerator prepared a part
+                that is not named here.
         """
         all_parts: dict[str, Stateful | None] = {
             "model": model,

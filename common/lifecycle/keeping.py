@@ -15,7 +15,10 @@ from common.training.optim import start_momentum, turn_off_unfit_fused_kernel
 
 
 def keep(
-    context: Context, model: nn.Module, optimizer: Optimizer, parts: Mapping[str, Stateful]
+    context: Context,
+    model: nn.Module | None,
+    optimizer: Optimizer | None,
+    parts: Mapping[str, Stateful],
 ) -> KeptParts:
     """Add the recipe's parts to those that checkpoints save.
 
@@ -26,8 +29,13 @@ def keep(
             class that has `param_groups`.
 
     Raises:
-        UserError: the Accelerator prepared a part that is not in `parts`.
+        UserError: the model or the optimizer is missing, or the Accelerator prepared a part that is
+            not in `parts`.
     """
+    if model is None:
+        raise missing_part_error("model")
+    if optimizer is None:
+        raise missing_part_error("optimizer")
     for name, part in parts.items():
         bare_part = bare_optimizer(part)
         # These two functions change nothing about a part that is not an optimizer.
@@ -45,6 +53,14 @@ def keep(
         optimizer=optimizer,
         bare_model=context.accelerator.unwrap_model(model),
         optimizers=optimizers,
+    )
+
+
+def missing_part_error(name: str) -> UserError:
+    """Return the error for a call of `run.keep` without a part that each run has."""
+    return UserError(
+        f"run.keep(...) got no {name}, which each checkpoint needs",
+        advice=f"pass the {name} that accelerator.prepare returned, as {name}=...",
     )
 
 
