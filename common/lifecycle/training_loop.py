@@ -98,6 +98,8 @@ class TrainingLoop:
         batch_work, wait_seconds = reached(self.current_work, "run.batches(train_loader)")
         is_update = self.context.accelerator.sync_gradients
         self.context.meters.count(loss, metrics, batch_work, wait_seconds, is_update)
+        if self.context.progress.global_step == 0:
+            self.context.guard.note_first_loss(loss)
 
     def end_update(self, started: StartedRun) -> None:
         """Count an update, and do what is due after it.

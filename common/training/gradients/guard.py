@@ -33,6 +33,11 @@ MAX_UNREAD_NORMS = 100
 LOOK_AT_THE_DATA = (
     "also look for damaged samples in the data, and for batches in which all labels are ignored"
 )
+DATA_AND_MODEL_FIRST = (
+    "look at the data first, for values that are NaN, infinite or very large and for batches in "
+    "which all labels are ignored; then at the model and the loss, for a division by 0 or a "
+    "logarithm of 0"
+)
 
 
 class GuardState(TypedDict):
@@ -76,6 +81,8 @@ class GradientGuard:
         self.unread_norms: list[tuple[int, torch.Tensor]] = []
         # A network's parameters are listed only once, because that costs as much as clipping.
         self.parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
+        # The losses of the micro-batches of update 1, which are read only for an error message.
+        self.first_losses: list[torch.Tensor | float] = []
         self.unfreezing = UnfreezingWatch(accelerator)
         # For each optimizer that `mark` has marked, the hook that removes marks after its steps.
         self.unmarking_hooks: WeakKeyDictionary[Optimizer, RemovableHandle] = WeakKeyDictionary()
@@ -216,6 +223,35 @@ class GradientGuard:
                 self.skipped += 1
                 self.skipped_in_a_row[number] += 1
 
+    def note_first_loss(self, loss: torch.Tensor | float) -> None:
+        """Keep the loss of a micro-batch of update 1."""
+        self.first_losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+
+    def first_update_error(self, global_step: int, loss: float) -> TrainingError | None:
+        """Return the error for a loss or gradients that were not finite before any step.
+
+        No learning rate can be the cause then. The result is None if both were finite in update 1,
+        or if a resumed run has made update 1 earlier.
+
+        Args:
+            loss: the mean training loss since the last log line.
+        """
+        is_first = global_step == 1
+        is_loss_bad = any(not torch.as_tensor(loss).isfinite().all() for loss in self.first_losses)
+        if is_loss_bad or (is_first and math.isnan(loss)):
+            culprit = "the loss"
+        elif is_first and self.skipped:
+            culprit = "a gradient"
+        else:
+            return None
+        advice = DATA_AND_MODEL_FIRST
+        if self.accelerator.mixed_precision != "no":  # fp32 is the highest precision
+            advice += "; or start a new run with --mixed-precision no"
+        return TrainingError(
+            f"{culprit} of update 1 is NaN or infinite, before any step has changed the weights",
+            advice=advice,
+        )
+
     def non_finite_error(self, global_step: int) -> TrainingError:
         """Return the error for a loss or gradients that are not finite.
 
@@ -258,7 +294,8 @@ class GradientGuard:
         """
         self.count_skipped()
         if not self.is_fp16 and (self.skipped or math.isnan(loss)):
-            raise self.non_finite_error(global_step)
+            first_update_error = self.first_update_error(global_step, loss)
+            raise first_update_error or self.non_finite_error(global_step)
         most_in_a_row = max(self.skipped_in_a_row, default=0)
         if most_in_a_row >= MAX_SKIPS_IN_A_ROW:
             raise TrainingError(

@@ -67,9 +67,9 @@ def test_advice_on_non_finite_gradients_changes_the_run(
     """A norm of 0 can't be lowered, and float32 is the highest precision."""
     guard = GradientGuard(alone(mixed_precision=precision), max_grad_norm=norm, by_layer=False)
     with pytest.raises(TrainingError) as error:
-        guard.check(1, float("nan"))
+        guard.check(2, float("nan"))
     assert guard.figures() == {}, "without clipping, the norm is not known"
-    assert error.value.problem == "the loss became NaN in update 1 or shortly before"
+    assert error.value.problem == "the loss became NaN in update 2 or shortly before"
     assert "--max-grad-norm" not in error.value.advice, "without clipping, it has no effect"
     assert "call run.clip_grad_norm_(model, optimizer) before each step" in error.value.advice
     network = torch.nn.Linear(1, 1)
@@ -78,6 +78,40 @@ def test_advice_on_non_finite_gradients_changes_the_run(
     with pytest.raises(TrainingError) as error:
         guard.check(2, float("nan"))
     assert f"start a new run with a lower {flags} look for damaged samples" in error.value.advice
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("checked_at", [1, 50])
+@pytest.mark.parametrize("clips", [True, False])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_loss_that_is_not_finite_before_any_step_is_blamed_on_the_data(
+    value: float, checked_at: int, clips: bool, precision: str
+) -> None:
+    """No learning rate can be the cause, however late the loss is looked at."""
+    guard = GradientGuard(alone(mixed_precision=precision), max_grad_norm=1.0, by_layer=False)
+    guard.note_first_loss(torch.tensor(1.0))  # of another micro-batch
+    guard.note_first_loss(torch.tensor(value))
+    if clips:
+        network = torch.nn.Linear(1, 1)
+        network.weight.grad = torch.full((1, 1), value)
+        guard.clip(network, torch.optim.SGD(network.parameters()))
+    with pytest.raises(TrainingError) as error:
+        guard.check(checked_at, float("nan"))
+    assert error.value.problem.startswith("the loss of update 1 is NaN or infinite, before any")
+    assert error.value.advice.startswith("look at the data first")
+    assert "--learning-rate" not in error.value.message
+    assert ("--mixed-precision no" in error.value.advice) == (precision == "bf16")
+
+
+def test_gradient_that_is_not_finite_before_any_step_is_blamed_on_data_and_model() -> None:
+    guard = GradientGuard(alone(), max_grad_norm=1.0, by_layer=False)
+    guard.note_first_loss(1.0)
+    network = torch.nn.Linear(1, 1)
+    network.weight.grad = torch.full((1, 1), float("inf"))
+    guard.clip(network, torch.optim.SGD(network.parameters()))
+    with pytest.raises(TrainingError) as error:
+        guard.check(1, 1.0)
+    assert error.value.problem.startswith("a gradient of update 1 is NaN or infinite")
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.5, 100.0])
