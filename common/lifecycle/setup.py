@@ -13,6 +13,7 @@ from common.failures.outcomes import outcome_of
 from common.flags import check_limits, flag_values_of
 from common.lifecycle.resolution import ConfigResolution
 from common.lifecycle.stages import Context
+from common.lifecycle.tensor_errors import refuse_crossed_shapes
 from common.measure.meters import Meters
 from common.objective import Objective
 from common.run_directory.directory import RunDirectory
@@ -58,6 +59,7 @@ def set_up(
             check_limits(config)
         parsed_objective = Objective.parse(objective)
         accelerator = build_accelerator(config, ddp)
+        refuse_crossed_shapes()
         # Rank 0 waits at most this long for the directory. Other ranks wait longer for rank 0.
         patience = config.collective_timeout / 2
         directory = take_run_directory(config, recipe_file.stem, patience)

@@ -87,7 +87,7 @@ def test_evaluation_again_gives_the_same_figures(runner: Runner) -> None:
             "fork",
             "sums.add takes totals over a batch but got the mean of 'accuracy'",
         ),
-        ("error", "fork", "This was the rehearsal of the evaluation before the first update"),
+        ("error", "fork", "The error came in the rehearsal of the evaluation"),
         pytest.param(
             "loss as total",
             "two forks",

@@ -15,6 +15,7 @@ from common.failures.outcomes import Outcome, outcome_of
 from common.lifecycle.end import releasing
 from common.lifecycle.end.error_report import claim_report
 from common.lifecycle.stages import Context, Stages
+from common.lifecycle.tensor_errors import explanation_of, shorten_traceback
 from common.measure.memory import lift_limit
 from common.run_directory.directory import LOST_AGAIN, LOST_AGAIN_ADVICE, RunDirectory
 from common.run_directory.status import read_status
@@ -56,10 +57,19 @@ def close(
         claim_report(context.directory.path.name)
     try:
         if error is not None:
-            rehearsal.add_note_to(error)
+            add_notes(error, rehearsal)
             end_unfinished_run(error, context, loaders)
     finally:
         releasing.release(context, loaders, error, is_embedded)
+
+
+def add_notes(error: BaseException, rehearsal: Rehearsal) -> None:
+    """Add notes to an error: whether it came in the rehearsal, and its likely cause, if known."""
+    explanation = explanation_of(error)
+    rehearsal.add_note_to(error, is_explained=explanation is not None)
+    if explanation is not None:
+        shorten_traceback(error)
+        error.add_note(f"Likely cause: {explanation}.")
 
 
 def end_unfinished_run(error: BaseException, context: Context, loaders: Iterable[Loader]) -> None:

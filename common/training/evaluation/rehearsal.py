@@ -69,14 +69,24 @@ class Rehearsal:
         """Make all further evaluations real, even if the recipe has not rehearsed."""
         self.state = "over"
 
-    def add_note_to(self, error: BaseException) -> None:
-        """If an error came during a rehearsal, add a note on the way to turn rehearsals off.
+    def add_note_to(self, error: BaseException, is_explained: bool) -> None:
+        """If an error came during a rehearsal, add a note that says so.
 
         A `UserError` gets none, because it is a `SystemExit`, which Python prints without notes.
+
+        Args:
+            is_explained: whether the cause of the error is known. Otherwise the cause may be that
+                the evaluation needs all data, so the note names the way to turn rehearsals off.
         """
-        if self.state in ("reading", "read") and isinstance(error, Exception):
-            error.add_note(
-                "This was the rehearsal of the evaluation before the first update, on a few "
-                "samples. If the evaluation needs all data, write Run(config, __file__, OBJECTIVE, "
-                "rehearse=False)."
+        if self.state not in ("reading", "read") or not isinstance(error, Exception):
+            return
+        note = (
+            "The error came in the rehearsal of the evaluation, on a few samples before the first "
+            "update."
+        )
+        if not is_explained:
+            note += (
+                " Only if the evaluation is right but needs all data, turn the rehearsal off by "
+                "Run(config, __file__, OBJECTIVE, rehearse=False)."
             )
+        error.add_note(note)

@@ -34,7 +34,7 @@ def test_a_run_is_released_if_its_error_is_replaced(
     stages = Stages(
         loaded=LoadedData(None, {"train": loader}, "test", "test", early_stopping=never)
     )
-    rehearsal: Any = SimpleNamespace(add_note_to=lambda error: None)
+    rehearsal: Any = SimpleNamespace(add_note_to=lambda error, is_explained: None)
     context: Any = SimpleNamespace(
         decisions=SimpleNamespace(request=SimpleNamespace(release=note("signal handlers"))),
         provenance=SimpleNamespace(wait=note("provenance")),

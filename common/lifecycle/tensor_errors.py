@@ -1,0 +1,223 @@
+"""Explains errors of torch about the values or the shapes of a batch.
+
+Such an error comes from the data or from the model, but torch names neither. The frames of its
+traceback hold the batch, in training and in evaluations alike, so the explanation describes it.
+"""
+
+import dis
+import re
+import warnings
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+
+import torch
+
+from common.data.places import values_with_places
+from common.failures.error_causes import is_lost_process, is_out_of_memory
+from common.system.installed_code import is_in_standard_library, is_installed
+from common.system.wording import listed
+
+EXPLAINED_CLASSES = (RuntimeError, IndexError, ValueError, UserWarning)
+# Texts of torch's errors about a label, a token or another index.
+INDEX_ERROR = re.compile(
+    r"^(Target -?\d+ is out of bounds|index -?\d+ is out of bounds for dimension"
+    r"|index out of range in self|Class values must be)|device-side assert"
+)
+# Words of torch's errors about shapes and types.
+SHAPE_ERROR = re.compile(
+    r"\b(shapes?|sizes?|dtypes?|dim|dimensions?|channels|scalar types?|input type|\dD|batch_size"
+    r"|multi-target|should contain \d+ elements)\b",
+    re.IGNORECASE,
+)
+# A warning of torch's losses for predictions [n, 1] and targets [n], or vice versa, with n above 1.
+# Such a loss compares each prediction with all targets.
+CROSSED_SHAPES = (
+    r"Using a target size \(torch\.Size\(\[(?!1\])(.+)\]\)\) that is different to the input size "
+    r"\(torch\.Size\(\[\1, 1\]\)\)",
+    r"Using a target size \(torch\.Size\(\[(?!1, 1\])(.+), 1\]\)\) that is different to the input "
+    r"size \(torch\.Size\(\[\1\]\)\)",
+)
+LIBRARIES = ("common", "torch", "accelerate")
+CLASS_LOSSES = ("cross_entropy", "nll_loss")  # functions of torch that take scores of classes
+TensorAtPlace = tuple[str, torch.Tensor]
+
+
+def refuse_crossed_shapes() -> None:
+    """Let torch's losses raise their warning of `CROSSED_SHAPES`, which is always a mistake."""
+    for message in CROSSED_SHAPES:
+        warnings.filterwarnings("error", message=message)
+
+
+def explanation_of(error: BaseException) -> str | None:
+    """Return a sentence with the likely cause of an error about a batch; None for other errors."""
+    is_other = not isinstance(error, EXPLAINED_CLASSES)
+    if is_other or is_out_of_memory(error) or is_lost_process(error):
+        return None
+    tracebacks = tracebacks_of(error)
+    own_frames = [entry.tb_frame for entry in tracebacks if is_of_user(entry.tb_frame)]
+    if not own_frames or not is_raised_by_torch(tracebacks):
+        return None
+    batch = tensors_of_batch(own_frames)
+    if INDEX_ERROR.search(str(error)):
+        return explanation_of_index([entry.tb_frame for entry in tracebacks], batch)
+    if not SHAPE_ERROR.search(str(error)):
+        return None
+    compared = tensors_of_loss(tracebacks)
+    if isinstance(error, UserWarning):
+        return (
+            "the loss compares each prediction with the targets of all samples"
+            f"{shapes_in_words(compared)}: give predictions and targets the same shape, such as by "
+            "predictions.squeeze(-1)"
+        )
+    return (
+        f"the shapes or dtypes of the batch do not fit the model or the loss"
+        f"{shapes_in_words([*batch, *compared])}: change the data, or the sizes that the model is "
+        "built with"
+    )
+
+
+def shorten_traceback(error: BaseException) -> None:
+    """Leave only the frames of the user's code in the traceback of an error."""
+    shortened: TracebackType | None = None
+    for entry in tracebacks_of(error):  # the innermost first
+        if is_of_user(entry.tb_frame):
+            shortened = TracebackType(shortened, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    error.__traceback__ = shortened
+
+
+def tracebacks_of(error: BaseException) -> list[TracebackType]:
+    """Return the entries of an error's traceback, the innermost first."""
+    entries: list[TracebackType] = []
+    entry = error.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    return entries[::-1]
+
+
+def is_of_user(frame: FrameType) -> bool:
+    """Whether a frame runs the recipe, or a module of the user's."""
+    file = frame.f_code.co_filename
+    is_of_library = package_of(frame) in LIBRARIES or is_installed(file)
+    return not is_of_library and not is_in_standard_library(file)
+
+
+def package_of(frame: FrameType) -> str:
+    """Return the name of the package whose code a frame runs."""
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]
+
+
+def is_raised_by_torch(tracebacks: list[TracebackType]) -> bool:
+    """Whether an error comes from torch, called by the user's code or by a model of the library."""
+    frames = [entry.tb_frame for entry in tracebacks]
+    caller = next(frame for frame in frames if package_of(frame) not in ("torch", "accelerate"))
+    if not (is_of_user(caller) or is_of_model(caller)):
+        return False
+    if caller is not frames[0]:
+        return True
+    # An operator of torch has no frame of its own, and a `raise` statement is no operator.
+    instruction = caller.f_code.co_code[tracebacks[0].tb_lasti]
+    return dis.opname[instruction] != "RAISE_VARARGS"
+
+
+def is_of_model(frame: FrameType) -> bool:
+    """Whether a frame runs a model of the library."""
+    name: str = frame.f_globals.get("__name__", "")
+    return name.startswith("common.models.")
+
+
+def tensors_of_batch(own_frames: list[FrameType]) -> list[TensorAtPlace]:
+    """Return the tensors of the batch, each after its place.
+
+    The batch is the variable `batch` of the innermost frame that has one. Without any, the tensors
+    are those in the variables of the innermost frame.
+
+    Args:
+        own_frames: the frames of the user's code, the innermost first.
+    """
+    for frame in own_frames:
+        if "batch" in frame.f_locals:
+            tensors = [*tensors_in(frame.f_locals["batch"], "batch")]
+            if tensors:
+                return tensors
+    innermost = own_frames[0].f_locals
+    return [pair for name, value in innermost.items() for pair in tensors_in(value, name)]
+
+
+def tensors_of_loss(tracebacks: list[TracebackType]) -> list[TensorAtPlace]:
+    """Return what a loss function of torch in the traceback compares; empty if there is none."""
+    for entry in tracebacks:
+        values = entry.tb_frame.f_locals
+        if package_of(entry.tb_frame) == "torch" and {"input", "target"} <= values.keys():
+            predictions = tensors_in(values["input"], "predictions of the loss")
+            return [*predictions, *tensors_in(values["target"], "targets of the loss")]
+    return []
+
+
+def tensors_in(value: object, name: str) -> Iterator[TensorAtPlace]:
+    """Yield the tensors in a value, each after its place."""
+    for place, item in values_with_places(value, name):
+        if isinstance(item, torch.Tensor):
+            yield place, item
+
+
+def explanation_of_index(frames: list[FrameType], batch: list[TensorAtPlace]) -> str:
+    """Return a sentence with the likely cause of an index that is out of range.
+
+    Args:
+        frames: the frames of the traceback, the innermost first.
+    """
+    ranges = [
+        f"{place}{range_in_words(tensor)}" for place, tensor in batch if holds_indices(tensor)
+    ]
+    values = f" ({listed(ranges)})" if ranges else ""
+    class_count = number_of_classes(frames)
+    if class_count is None:
+        return (
+            f"an index, such as a token or a label, is outside of what it selects from{values}: "
+            "correct it in the data, or give the model as many embeddings or outputs as there are "
+            "values"
+        )
+    return (
+        f"a label is not one of the {class_count} classes of the loss, 0 to {class_count - 1}"
+        f"{values}: number the labels from 0, set those to ignore to -100, or give the model one "
+        "output for each class"
+    )
+
+
+def number_of_classes(frames: list[FrameType]) -> int | None:
+    """Return how many classes the loss in the traceback has; None if there is no such loss."""
+    for frame in frames:
+        scores = frame.f_locals.get("input")
+        if frame.f_code.co_name in CLASS_LOSSES and isinstance(scores, torch.Tensor):
+            return scores.shape[1] if scores.dim() > 1 else scores.shape[0]
+    return None
+
+
+def holds_indices(tensor: torch.Tensor) -> bool:
+    """Whether a tensor may hold labels, tokens or other indices."""
+    is_number = not (
+        tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
+    )
+    return is_number and tensor.numel() > 0
+
+
+def range_in_words(tensor: torch.Tensor) -> str:
+    """Return the smallest and the largest value of a tensor; empty if it can't be read.
+
+    After a failed assertion on a GPU, no tensor there can be read.
+    """
+    try:
+        return f" from {int(tensor.min())} to {int(tensor.max())}"
+    except RuntimeError:
+        return ""
+
+
+def shapes_in_words(tensors: list[TensorAtPlace]) -> str:
+    """Return the places, dtypes and shapes of tensors in brackets; empty if there are none."""
+    phrases = [
+        f"{place} {str(tensor.dtype).removeprefix('torch.')} {[*tensor.shape]}"
+        for place, tensor in tensors
+    ]
+    return f" ({listed(phrases)})" if phrases else ""

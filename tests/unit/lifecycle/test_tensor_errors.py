@@ -1,0 +1,192 @@
+"""The explanations of torch's errors about the values and the shapes of a batch."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from common.errors import UserError
+from common.lifecycle.end.closing import add_notes
+from common.lifecycle.tensor_errors import explanation_of, refuse_crossed_shapes
+from common.training.evaluation.rehearsal import Rehearsal
+
+Loss = Callable[[dict[str, torch.Tensor]], torch.Tensor]
+SCORES = torch.zeros(8, 3)  # of 8 samples and 3 classes
+FEATURES = torch.zeros(8, 5)
+
+
+def integers(*values: int) -> torch.Tensor:
+    """Return eight integers, which begin with these values."""
+    return torch.tensor([*values, *[0] * (8 - len(values))])
+
+
+LABEL = "a label is not one of the 3 classes of the loss, 0 to 2"
+INDEX = "an index, such as a token or a label, is outside of what it selects from"
+SHAPES = "the shapes or dtypes of the batch do not fit"
+# Mistakes by name: a loss, the tensor of the batch that it does not suit, and words of the
+# explanation.
+MISTAKES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor, str]] = {
+    "label too large": (lambda x: F.cross_entropy(SCORES, x), integers(3), LABEL),
+    "label below 0": (lambda x: F.cross_entropy(SCORES, x), integers(2, -1), LABEL),
+    "label of nll": (lambda x: F.nll_loss(SCORES, x), integers(7), LABEL),
+    "label in a module": (lambda x: nn.CrossEntropyLoss()(SCORES, x), integers(3), LABEL),
+    "token": (lambda x: nn.Embedding(5, 1)(x).mean(), integers(9), INDEX),
+    "one_hot": (lambda x: F.one_hot(x, 3).float().mean(), integers(3), INDEX),
+    "gather": (lambda x: SCORES.gather(1, x[:, None]).mean(), integers(3), INDEX),
+    "indexing": (lambda x: SCORES[:, x].mean(), integers(3), INDEX),
+    "layer": (lambda x: nn.Linear(2, 3)(x).mean(), FEATURES, SHAPES),
+    "dtype": (lambda x: nn.Linear(5, 3)(x).mean(), FEATURES.long(), SHAPES),
+    "channels": (lambda x: nn.Conv1d(3, 3, 1)(x).mean(), FEATURES[:, None], SHAPES),
+    "batch norm": (lambda x: nn.BatchNorm1d(4)(x).mean(), FEATURES, SHAPES),
+    "layer norm": (lambda x: nn.LayerNorm(4)(x).mean(), FEATURES, SHAPES),
+    "recurrent": (lambda x: nn.GRU(4, 4)(x)[0].mean(), FEATURES, SHAPES),
+    "operator": (lambda x: (x @ FEATURES).mean(), FEATURES, SHAPES),
+    "addition": (lambda x: (x + SCORES).mean(), FEATURES, SHAPES),
+    "view": (lambda x: x.view(8, 6).mean(), FEATURES, SHAPES),
+    "target size": (lambda x: F.cross_entropy(SCORES[None], x[None]), integers(1), SHAPES),
+    "target dtype": (lambda x: F.cross_entropy(SCORES, x.float()), integers(1), SHAPES),
+    "target of one column": (lambda x: F.cross_entropy(SCORES, x[:, None]), integers(1), SHAPES),
+    "number of targets": (lambda x: F.cross_entropy(SCORES[:6], x), integers(1), SHAPES),
+    "binary targets": (
+        lambda x: F.binary_cross_entropy_with_logits(SCORES[:, :1], x),
+        FEATURES[:, 0],
+        SHAPES,
+    ),
+}
+
+
+class OwnModel(nn.Module):
+    """A network of the recipe, whose forward pass has no variable `batch`."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.function(values)
+
+
+def raised_by(function: Callable[[], object]) -> Exception:
+    with pytest.raises(Exception) as raised:  # noqa: PT011 (of any class)
+        function()
+    return raised.value
+
+
+def error_in_loop(function: Callable[[torch.Tensor], torch.Tensor], values: Any) -> Exception:
+    """Return the error of a loop with a batch of these values."""
+    model = OwnModel(function)
+
+    def train() -> None:
+        for batch in [{"values": values, "weights": torch.ones(8)}]:
+            model(batch["values"])
+
+    return raised_by(train)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_error_about_a_batch_ends_with_its_likely_cause(name: str) -> None:
+    """The traceback has the recipe's frames only, and then the values or shapes of the batch."""
+    function, values, words = MISTAKES[name]
+    error = error_in_loop(function, values)
+    add_notes(error, Rehearsal(is_wanted=False))
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    files = [line for line in lines if line.startswith("  File ")]
+    assert files
+    assert all(__file__ in line for line in files)
+    assert lines[-1].startswith(f"Likely cause: {words}")
+    if words == SHAPES:
+        assert f"batch['values'] {str(values.dtype)[6:]} {[*values.shape]}" in lines[-1]
+        assert "batch['weights'] float32 [8]" in lines[-1]
+    else:
+        lowest, highest = int(values.min()), int(values.max())
+        assert f"(batch['values'] from {lowest} to {highest})" in lines[-1]
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("the shape is wrong"),  # the recipe's own check
+        IndexError("Target 3 is out of bounds."),
+        KeyError("size"),
+        RuntimeError("CUDA out of memory. Tried to allocate a size of 3 GiB"),
+    ],
+    ids=repr,
+)
+def test_other_errors_are_left_as_they_are(error: Exception) -> None:
+    assert explanation_of(raised_by(lambda: fail(error))) is None
+
+
+def test_error_of_the_user_is_left_as_it_is() -> None:
+    with pytest.raises(UserError) as raised:
+        fail(UserError("the size is wrong", advice="change it"))
+    assert explanation_of(raised.value) is None
+
+
+def test_without_a_batch_the_variables_are_described() -> None:
+    """A loop may take its batch apart at once."""
+
+    def train() -> None:
+        for images, labels in [(FEATURES, integers(3))]:
+            F.cross_entropy(images[:, :3], labels)
+
+    assert "(labels from 0 to 3)" in str(explanation_of(raised_by(train)))
+
+
+@pytest.mark.parametrize("state", ["reading", "over"])
+@pytest.mark.parametrize("is_explained", [True, False])
+def test_rehearsal_is_named_before_the_cause(state: Any, is_explained: bool) -> None:
+    """The switch that turns rehearsals off stands at the end, and only for unknown causes."""
+    rehearsal = Rehearsal(is_wanted=True)
+    rehearsal.state = state
+    function, values, _ = MISTAKES["label too large"]
+    error = error_in_loop(function, values) if is_explained else KeyError("a")
+    add_notes(error, rehearsal)
+    notes = " ".join(getattr(error, "__notes__", []))
+    assert ("came in the rehearsal of the evaluation" in notes) == (state == "reading")
+    assert ("rehearse=False" in notes) == (state == "reading" and not is_explained)
+    assert ("Likely cause" in notes) == is_explained
+    if is_explained:
+        assert notes.endswith("one output for each class.")
+
+
+LOSSES = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("is_target_longer", [True, False])
+def test_loss_of_crossed_shapes_is_refused(loss: Any, is_target_longer: bool) -> None:
+    """Predictions [n, 1] and targets [n] would be compared each with each."""
+    tensors = [torch.zeros(8), torch.zeros(8, 1)]
+    predictions, targets = tensors if is_target_longer else tensors[::-1]
+    with warnings.catch_warnings():
+        refuse_crossed_shapes()
+        error = raised_by(lambda: loss(predictions, targets))
+    explanation = str(explanation_of(error))
+    assert "the loss compares each prediction with the targets of all samples" in explanation
+    assert f"predictions of the loss float32 {[*predictions.shape]}" in explanation
+    assert f"targets of the loss float32 {[*targets.shape]}" in explanation
+    assert "predictions.squeeze(-1)" in explanation
+
+
+@pytest.mark.parametrize(
+    ("predictions", "targets"), [((1, 1), (1,)), ((1,), (1, 1)), ((8, 2), (8, 1)), ((8, 2), ())]
+)
+def test_loss_of_other_shapes_is_not_refused(
+    predictions: tuple[int, ...], targets: tuple[int, ...]
+) -> None:
+    """One sample has the right loss, and a recipe may broadcast on purpose."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Using a target size")
+        refuse_crossed_shapes()
+        assert F.mse_loss(torch.zeros(predictions), torch.zeros(targets)) == 0
