@@ -7,6 +7,8 @@ import os
 import re
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
@@ -31,9 +33,9 @@ from common.system.wording import counted
 if TYPE_CHECKING:
     from datasets import DatasetBuilder, DatasetDict
 
-# What the user can do if `datasets` can't read a data set, and no single file is to blame.
-DATA_ADVICE = (
-    "check the data set's files, or for a data set of the Hub, --dataset-config and the connection"
+KINDS_ADVICE = (
+    f"put files of a known kind there: tables ({', '.join(FILE_BUILDERS)}), or images in a folder "
+    "for each class"
 )
 TABLE_BUILDERS = {*FILE_BUILDERS.values()}
 
@@ -56,6 +58,13 @@ class CsvOptions(TypedDict, total=False):
     encoding: str
 
 
+def advice_on_files(location: str) -> str:
+    """Return what to do if `datasets` can't read a data set, and no single file is to blame."""
+    if os.path.isabs(location):  # a local folder or file, not a Hub id
+        return "check the data set's files"
+    return "check --dataset-config and the connection, or the files of the data set on the Hub"
+
+
 class OpenedBuilder(NamedTuple):
     """A builder of `datasets`, which knows the files of a data set, and notes on these files."""
 
@@ -71,15 +80,20 @@ def open_builder(source: DataSource) -> OpenedBuilder:
     `datasets` only lists them here; their contents are read later.
 
     Raises:
-        UserError: the files can't be listed, a file is in two splits, or a link that leads nowhere
-            stands for a whole class, table or split.
+        UserError: the files can't be listed, the folder has no data, a file is in two splits, or a
+            link that leads nowhere stands for a whole class, table or split.
     """
     import datasets
 
     arguments = load_arguments(source)
     local_files = files_of_folder(source)
     linked_folders = set() if local_files is None else local_files.linked_folders
-    with reading(f"data set {source.location}", DATA_ADVICE), following(linked_folders):
+    advice = advice_on_files(source.location)
+    with (
+        reading(f"data set {source.location}", advice),
+        following(linked_folders),
+        naming_absent_data(local_files),
+    ):
         builder = datasets.load_dataset_builder(**arguments)
     notes = [] if local_files is None else notes_on_files(builder, local_files)
     return OpenedBuilder(builder, arguments, linked_folders, notes)
@@ -109,10 +123,36 @@ def files_of_folder(source: DataSource) -> LocalFiles | None:
     """
     if not os.path.isdir(source.location):
         return None
-    with reading(f"data set {source.location}", DATA_ADVICE):
+    with reading(f"data set {source.location}", advice_on_files(source.location)):
         local_files = find_files(Path(source.location))
     refuse_only_links(local_files)
     return local_files
+
+
+@contextmanager
+def naming_absent_data(local_files: LocalFiles | None) -> Iterator[None]:
+    """Turn the errors of `datasets` for a local folder without data into a `UserError`.
+
+    Args:
+        local_files: the files of the folder; None for other data sets, whose errors pass.
+    """
+    from datasets.data_files import EmptyDatasetError
+    from datasets.exceptions import DataFilesNotFoundError
+
+    try:
+        yield
+    except (EmptyDatasetError, DataFilesNotFoundError):
+        if local_files is None:
+            raise
+        problem = f"data set {local_files.folder} has no files"
+        visible = [path for path in local_files.files if not local_files.is_hidden(path)]
+        if visible:
+            example = repr(local_files.relative(visible[0]))
+            problem = (
+                f"data set {local_files.folder} has no file of a known kind, only "
+                f"{counted(len(visible), 'file')} such as {example}"
+            )
+        raise UserError(problem, advice=KINDS_ADVICE) from None
 
 
 def glob_pattern(path: str) -> str:
@@ -198,7 +238,7 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
     opened = open_builder(source)
     dialects = find_dialects(opened.builder)
     notes = [*opened.notes, *dialect_notes(dialects, source)]
-    with reading(description, DATA_ADVICE):
+    with reading(description, advice_on_files(source.location)):
         try:
             splits = load_in_dialects(opened, dialects)
         except Exception:

@@ -21,7 +21,7 @@ from common.data.mistakes import (
 )
 from common.data.prepared_data.cache import PreparedFacts, write_array
 from common.data.prepared_data.row_groups import SHARD, RowGroupIndex
-from common.data.reading.builders import DATA_ADVICE, open_builder
+from common.data.reading.builders import advice_on_files, open_builder
 from common.data.sources import DataSource
 from common.data.streaming.parquet_files import Footer, distinct_values, read_footer
 from common.data.streaming.parquet_rows import ParquetRows
@@ -54,7 +54,7 @@ class ParquetTables(LabelledData):
         """
         self.where = f"data set {source.location}"
         opened_builder = open_builder(source)
-        files = self.files_by_split(opened_builder.builder)
+        files = self.files_by_split(opened_builder.builder, advice_on_files(source.location))
         self.splits = {}
         self.shards: list[str] = []
         self.index: RowGroupIndex | None = None  # None until `write_groups` sets it
@@ -82,9 +82,13 @@ class ParquetTables(LabelledData):
                 raise single_class_error(source.name, first_name)
             self.make_validation(source)
 
-    def files_by_split(self, builder: "DatasetBuilder") -> dict[str, list[str]]:
-        """Return the files of each split; raise a `UserError` unless they are parquet files."""
-        with reading(self.where, DATA_ADVICE):
+    def files_by_split(self, builder: "DatasetBuilder", advice: str) -> dict[str, list[str]]:
+        """Return the files of each split; raise a `UserError` unless they are parquet files.
+
+        Args:
+            advice: what to do if the files can't be listed.
+        """
+        with reading(self.where, advice):
             files = {
                 str(name): [str(file) for file in split_files]
                 for name, split_files in builder.config.data_files.items()

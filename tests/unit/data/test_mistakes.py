@@ -192,7 +192,16 @@ TEXTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...] | None]] = {
     "true and false": (with_label([True, False] * 6), None),
     "a script of its name": (beside_a_script, ("scripts are no longer supported", "mine.py")),
     "a script alone": (with_file("mine.py", "raise RuntimeError"), ("mine.py",)),
-    "no file": (lambda folder: folder.mkdir(), ("mine", "contain any data files")),
+    "no file": (lambda folder: folder.mkdir(), ("mine has no files: put files of a known kind",)),
+    "no file in folders": (
+        lambda folder: (folder / "train" / "cat").mkdir(parents=True),
+        ("mine has no files: put files of a known kind",),
+    ),
+    "a hidden file": (with_file(".hidden", ""), ("mine has no files: put files of a known kind",)),
+    "no file of a known kind": (
+        with_file("data.xyz", "text"),
+        ("mine has no file of a known kind, only 1 file such as 'data.xyz'", ".jsonl, .parquet"),
+    ),
     "a broken link": (linked_nowhere, ("mine", "'train.csv' in data set")),
     "a broken link beside": (linked_beside, ("mine", "'test.csv' in data set")),
     "an empty csv": (with_file("train.csv", ""), ("train.csv", "is empty: remove the file")),
@@ -241,6 +250,8 @@ def test_folder_of_text_is_read_or_named(case: str, tmp_path: Path) -> None:
         message = refusal(lambda: text(folder))
         assert all(word in message for word in words), message
         assert str(folder) in message or "data set mine" in message
+        assert "EmptyDatasetError" not in message
+        assert "Hub" not in message
 
 
 def test_class_missing_from_train_is_noted(tmp_path: Path) -> None:
