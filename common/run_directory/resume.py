@@ -20,6 +20,7 @@ from common.run_directory.saved_flags import (
     fixed_flags,
     flags_in_words,
     has_moved,
+    saved_flags_in_words,
     values_in,
 )
 from common.run_directory.status import read_status
@@ -86,7 +87,9 @@ def resumed_config(
             say(f"--resume auto: runs/ contains no unfinished run of {recipe}, so a new run starts")
         return replace(parse(new_run_defaults), resume=None)
     run = read_run(directory, config_class, recipe)
-    if run.is_finished():
+    is_finished = run.is_finished()
+    if is_finished and run.stored.edited_config_error is not None:
+        # The flags of the run are unknown, so none can contradict them.
         say_finished(directory)
         raise SystemExit(0)
     run.refuse_edited_config()
@@ -97,7 +100,10 @@ def resumed_config(
     if has_moved(saved_flags["dataset"], config.dataset):  # fingerprints are compared later
         saved_flags["dataset"] = os.path.abspath(config.dataset)
         config = replace(config, dataset=saved_flags["dataset"])
-    refuse_contradictions(config, saved_flags, run, directory)
+    refuse_contradictions(config, saved_flags, run, directory, is_finished)
+    if is_finished:
+        say_finished(directory)
+        raise SystemExit(0)
     # Name the run that was found for "auto", or the run or checkpoint that the user named.
     resumed_path = directory if resume == "auto" else Path(resume)
     config = replace(config, **saved_flags, resume=str(resumed_path), output_dir=str(directory))
@@ -127,7 +133,11 @@ def directory_to_resume(
 
 
 def refuse_contradictions(
-    config: ResumableConfig, saved_flags: dict[str, object], run: RunToResume, directory: Path
+    config: ResumableConfig,
+    saved_flags: dict[str, object],
+    run: RunToResume,
+    directory: Path,
+    is_finished: bool,
 ) -> None:
     """Raise a `UserError` if the command line changes flags that a resume can't change.
 
@@ -143,14 +153,22 @@ def refuse_contradictions(
         given_flags=run.given_flags,
         is_current_auto_fine=True,
     )
-    if contradictions:
-        phrases = flags_in_words(contradictions, "{flag} {current} (the run has {saved})")
+    if not contradictions:
+        return
+    phrases = flags_in_words(contradictions, "{flag} {current} (the run has {saved})")
+    if is_finished:
         raise UserError(
-            f"can't resume {directory} with {', '.join(phrases)}",
+            f"{directory} is finished, so no flag can extend or change it, but the command has "
+            f"{listed(phrases)}",
             advice=(
-                "leave these flags out, or start another run without --resume in another directory"
+                "leave these flags out, or start a new run from its weights with --init-from "
+                f"{quoted(directory)} instead of --resume"
             ),
         )
+    raise UserError(
+        f"can't resume {directory} with {', '.join(phrases)}",
+        advice="leave these flags out, or start another run without --resume in another directory",
+    )
 
 
 def say_finished(directory: Path) -> None:
@@ -263,8 +281,7 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
         differences = differing_flags(saved_flags, values_in(config, saved_flags))
         if not differences:
             return directory
-        phrases = flags_in_words(differences, "{flag} {saved} instead of {current}")
-        with_other_flags.append((directory, phrases))
+        with_other_flags.append((directory, saved_flags_in_words(differences)))
     refuse_to_begin_again(edited, with_other_flags)
     return None
 
@@ -277,7 +294,7 @@ def refuse_to_begin_again(
 
     Args:
         edited: the runs whose `config.json` was edited, each with its error.
-        with_other_flags: the runs that were started with other flags, each with the differences.
+        with_other_flags: the runs that were started with other flags, each with these flags.
     """
     for directory, error in edited:
         if may_be_meant(directory):
@@ -285,13 +302,11 @@ def refuse_to_begin_again(
     for directory, phrases in with_other_flags:
         if may_be_meant(directory):
             raise UserError(
-                (
-                    f"--resume auto found the unfinished run {directory}, but it was started with "
-                    f"other flags ({listed(phrases)})"
-                ),
+                f"--resume auto found the unfinished run {directory}, which was started with "
+                f"{listed(phrases)}",
                 advice=(
-                    "leave these flags out and continue that run by --resume "
-                    f"{quoted(directory)}, or start another run with --output-dir NEW"
+                    f"pass --resume {quoted(directory)}, which needs no other flags, or pass the "
+                    "same flags with --resume auto, or start another run with --output-dir NEW"
                 ),
             )
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from common.flags import role_of, spelled
+from common.flags import as_typed, role_of, spelled
 from common.system.wording import shortened
 
 MAX_CHARACTERS = 99  # characters of a value that a sentence repeats
@@ -57,7 +57,7 @@ def differing_flags(
 
 
 def flags_in_words(differences: Iterable[FlagDifference], pattern: str) -> list[str]:
-    """Return a phrase for each difference.
+    """Return a phrase for each difference, with values as they are on the command line.
 
     Args:
         pattern: a text with ``{flag}``, ``{saved}`` and ``{current}`` in it, such as
@@ -66,11 +66,33 @@ def flags_in_words(differences: Iterable[FlagDifference], pattern: str) -> list[
     return [
         pattern.format(
             flag=spelled(difference.name),
-            saved=shortened(str(difference.saved), MAX_CHARACTERS),
-            current=shortened(str(difference.current), MAX_CHARACTERS),
+            saved=value_in_words(difference.saved),
+            current=value_in_words(difference.current),
         )
         for difference in differences
     ]
+
+
+def value_in_words(value: object) -> str:
+    """Return the value of a flag for a sentence; "none" for a flag that was not given."""
+    if value is None:
+        return "none"
+    text = " ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+    return shortened(text, MAX_CHARACTERS)
+
+
+def saved_flags_in_words(differences: Iterable[FlagDifference]) -> list[str]:
+    """Return for each difference the saved flag, as it can be passed, and the current value."""
+    phrases = []
+    for difference in differences:
+        saved = f"no {spelled(difference.name)}"
+        if difference.saved is not None:
+            saved = shortened(as_typed(difference.name, difference.saved), MAX_CHARACTERS)
+        current = difference.current
+        is_current_known = current is not None and not isinstance(current, bool)
+        instead = f" instead of {value_in_words(current)}" if is_current_known else ""
+        phrases.append(f"{saved}{instead}")
+    return phrases
 
 
 def fixed_flags(config_class: type, flags: Mapping[str, object]) -> dict[str, object]:

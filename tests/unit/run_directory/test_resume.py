@@ -39,6 +39,13 @@ def read_mlp(directory: Path) -> RunToResume:
     return read_run(directory, MLP, "mnist_mlp")
 
 
+def as_saved(value: object) -> str:
+    """Return the value of a flag as messages show it."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return "none" if value is None else str(value)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_only_free_flags_may_change_on_resume(
     recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -66,7 +73,8 @@ def test_only_free_flags_may_change_on_resume(
         else:
             fixed_words += words(owner, name, value)
             spelled = f"--{name.replace('_', '-')}"
-            refusals.append(f"{spelled} {value} (the run has {getattr(resolved, name)})")
+            saved = as_saved(getattr(resolved, name))
+            refusals.append(f"{spelled} {as_saved(value)} (the run has {saved})")
     config = parse(monkeypatch, recipe, "--resume", run, *free_words)
     assert {name: getattr(config, name) for name in free_values} == free_values
     with pytest.raises(UserError) as refused:
@@ -186,6 +194,43 @@ def test_finished_run_is_left_alone(
     assert "is finished, so there is nothing to resume" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_finished_run_refuses_the_flags_that_an_unfinished_run_refuses(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A command that would extend a finished run must not seem to succeed."""
+    owner = config_class(recipe)
+    config = owner()
+    status: dict[str, Path] = {
+        name: write_run(tmp_path / name, config, recipe, status=name)
+        for name in ("finished", "failed")
+    }
+    refused_names = []
+    for field in dataclasses.fields(config):
+        if field.name in ("config", "resume", "output_dir", "effective_batch_size"):
+            continue
+        value = words(owner, field.name, other_value(config, field.name))
+        outcomes = {}
+        for name, run in status.items():
+            try:
+                parse(monkeypatch, recipe, "--resume", run, *value)
+            except SystemExit as outcome:
+                outcomes[name] = outcome
+        error = outcomes["finished"]
+        is_refused = isinstance(error, UserError)
+        if field.name not in ("batch_size", "gradient_accumulation_steps"):  # the batch is kept
+            assert is_refused == isinstance(outcomes.get("failed"), UserError), field.name
+        if isinstance(error, UserError):
+            refused_names.append(field.name)
+            assert "finished is finished, so no flag can extend or change it" in error.message
+            assert f"the command has {value[0]}" in error.message or len(value) == 1
+            assert "--init-from" in error.advice
+            assert "None" not in error.message
+        else:
+            assert error.code == 0
+    assert {"epochs", "seed", "learning_rate"} <= {*refused_names}
+
+
 def age(run: Path, seconds: int) -> Path:
     """Date a run's config back by so many seconds, and return the run's path."""
     os.utime(run / "config.json", (10**9 - seconds, 10**9 - seconds))
@@ -225,7 +270,7 @@ def test_auto_refuses_to_start_beside_an_unfinished_run_with_other_flags(
         with pytest.raises(UserError) as refused:
             parse(monkeypatch, "mnist_mlp", "--resume", "auto")
         assert "found the unfinished run runs/killed" in refused.value.message
-        assert "--epochs 3 instead of None" in refused.value.message
+        assert "runs/killed, which was started with --epochs 3: pass --" in refused.value.message
         assert "--resume runs/killed" in refused.value.message
         resumed = parse(monkeypatch, "mnist_mlp", "--resume", "auto", "--epochs", 3)
         assert resumed.resume == "runs/killed"
@@ -240,6 +285,21 @@ def test_auto_refuses_to_start_beside_an_unfinished_run_with_other_flags(
         Path("runs", name, "summary.json").write_text("{}")
         write_run(Path("runs", name), MLP(epochs=3), status="failed")
     assert parse(monkeypatch, "mnist_mlp", "--resume", "auto").resume is None
+
+
+def test_auto_names_each_flag_as_it_can_be_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag that this command lacks is named with the value to pass, and None is no value."""
+    given: dict[str, Any] = {"epochs": 3, "hidden_sizes": (64, 32)}
+    write_run(Path("runs/killed"), MLP(**given))
+    with pytest.raises(UserError) as refused:
+        parse(monkeypatch, "mnist_mlp", "--resume", "auto", "--seed", 4, "--max-steps", 7)
+    message = refused.value.message
+    assert "which was started with --epochs 3, --hidden-sizes 64 32 instead of" in message
+    assert "no --max-steps instead of 7" in message
+    assert "--seed 0 instead of 4" in message
+    assert "None" not in message
+    command = ["--epochs", "3", "--hidden-sizes", "64", "32", "--resume", "auto"]
+    assert parse(monkeypatch, "mnist_mlp", *command).resume == "runs/killed"
 
 
 def test_run_is_read_again_after_another_job_releases_it(
