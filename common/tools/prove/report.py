@@ -75,6 +75,13 @@ def readme_line(receipt: ProofReceipt) -> str:
 
 
 def patches_in_words(receipt: ProofReceipt) -> list[str]:
-    """Return a phrase for each folder of code that differs from its commit."""
-    digests = [code.patch_sha256 for code in receipt.code if code.patch_sha256 is not None]
-    return [f"code with the patch {shown_digest(digest)}" for digest in digests]
+    """Return a phrase for each folder of code that differs from its commit, or has none.
+
+    A folder that is not in git has a patch that creates all of its files.
+    """
+    phrases = []
+    for code in receipt.code:
+        state = "code with the patch" if code.commit is not None else "code not in git, digest"
+        if code.patch_sha256 is not None:
+            phrases.append(f"{state} {shown_digest(code.patch_sha256)}")
+    return phrases

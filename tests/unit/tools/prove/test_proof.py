@@ -369,7 +369,12 @@ def test_the_code_beside_a_recipe_changes_the_receipt(tmp_path: Path) -> None:
     assert codes[0].patch_sha256 is None
     assert len({code.patch_sha256 for code in codes}) == 3
     edited = receipt(True).model_copy(update={"code": codes[1:2]})
-    assert f"code with the patch {str(codes[1].patch_sha256)[:8]}" in readme_line(edited)
+    digest = str(codes[1].patch_sha256)[:8]
+    assert f"code with the patch {digest}" in readme_line(edited)
+    outside_git = codes[1].model_copy(update={"commit": None})
+    line = readme_line(receipt(True).model_copy(update={"code": [outside_git]}))
+    assert f"code not in git, digest {digest}" in line
+    assert "patch" not in line
 
 
 def test_a_proof_in_which_no_check_applies_claims_nothing(
