@@ -281,7 +281,8 @@ def newest_unfinished(config: ResumableConfig, recipe: str) -> Path | None:
         differences = differing_flags(saved_flags, values_in(config, saved_flags))
         if not differences:
             return directory
-        with_other_flags.append((directory, saved_flags_in_words(differences)))
+        phrases = saved_flags_in_words(type(config), differences)
+        with_other_flags.append((directory, phrases))
     refuse_to_begin_again(edited, with_other_flags)
     return None
 

@@ -81,13 +81,19 @@ def value_in_words(value: object) -> str:
     return shortened(text, MAX_CHARACTERS)
 
 
-def saved_flags_in_words(differences: Iterable[FlagDifference]) -> list[str]:
-    """Return for each difference the saved flag, as it can be passed, and the current value."""
+def saved_flags_in_words(config_class: type, differences: Iterable[FlagDifference]) -> list[str]:
+    """Return for each difference the saved flag, as it can be passed, and the current value.
+
+    Args:
+        config_class: the recipe's `Config`, which has these flags.
+    """
     phrases = []
     for difference in differences:
         saved = f"no {spelled(difference.name)}"
         if difference.saved is not None:
-            saved = shortened(as_typed(difference.name, difference.saved), MAX_CHARACTERS)
+            saved = shortened(
+                as_typed(config_class, difference.name, difference.saved), MAX_CHARACTERS
+            )
         current = difference.current
         is_current_known = current is not None and not isinstance(current, bool)
         instead = f" instead of {value_in_words(current)}" if is_current_known else ""
