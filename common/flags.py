@@ -54,9 +54,9 @@ class FlagMetadata(TypedDict):
 
 def flag(
     default: object,
-    *,
     least: float | None = None,
     most: float | None = None,
+    *,
     role: str = "learning",
 ) -> Any:
     """Return a dataclass field for a flag. The comment at the field is the flag's help.
@@ -112,7 +112,8 @@ def value_from_json(value: object) -> object:
 def words_of_flag(config_class: type, name: str, value: object) -> list[str]:
     """Return the words of a flag and its value, such as ``["--hidden-sizes", "64", "32"]``.
 
-    The command line reads these words back to the same value.
+    The command line reads these words back to the same value, except for a tuple with a text that
+    begins with a dash.
     """
     # A switch has no value. A flag that may be None has one, such as ``--horizontal-flip False``.
     if typing.get_type_hints(config_class)[name] is bool:
@@ -189,15 +190,29 @@ def value_as_flag(value: Any) -> object:
 
 def check_value(config_class: type, name: str, value: object) -> None:
     """Raise a `UserError` if a flag does not allow a value."""
+    refuse_no_items(config_class, name, value)
     misfit = first_misfit(config_class, name, value)
     if misfit is None:
         return
-    advice = f"pass {misfit.expected}"
-    if misfit.value == ():
-        example = as_typed(config_class, name, getattr(config_class, name))
-        raise UserError(f"{spelled(name)} has no value", advice=f"{advice}, such as {example}")
     problem = "can't be used" if isinstance(misfit.value, str) else "is out of range"
-    raise UserError(f"{spelled(name)} {misfit.value!r:.99} {problem}", advice=advice)
+    raise UserError(
+        f"{spelled(name)} {misfit.value!r:.99} {problem}", advice=f"pass {misfit.expected}"
+    )
+
+
+def refuse_no_items(config_class: type, name: str, value: object) -> None:
+    """Raise a `UserError` for an empty tuple, unless the flag's default is empty too."""
+    default = getattr(config_class, name, ())
+    if value != () or not default:
+        return
+    are_numbers = all(isinstance(item, (int, float)) for item in default)
+    raise UserError(
+        f"{spelled(name)} has no value",
+        advice=(
+            f"pass one or more {'numbers' if are_numbers else 'values'}, such as "
+            f"{as_typed(config_class, name, default)}"
+        ),
+    )
 
 
 def check_number(
@@ -222,14 +237,9 @@ def check_number(
 def first_misfit(config_class: type, name: str, value: object) -> Misfit | None:
     """Return the value, or the first item of a tuple or list, that a flag does not allow.
 
-    The result is None if the whole value is within the flag's limits. A tuple may be empty only if
-    the flag's default is.
+    The result is None if the whole value is within the flag's limits.
     """
-    items = tuple(value) if isinstance(value, (tuple, list)) else (value,)
-    default_items = getattr(config_class, name, ())
-    if not items and default_items:
-        are_numbers = all(isinstance(item, (int, float)) for item in default_items)
-        return Misfit((), f"one or more {'numbers' if are_numbers else 'values'}")
+    items = value if isinstance(value, (tuple, list)) else (value,)
     for item in items:
         expected = expected_values(config_class, name, item)
         if expected is not None:
