@@ -7,7 +7,7 @@ from accelerate import Accelerator
 
 from common.errors import UserError
 from common.measure.totals import Total, on_host
-from common.ranks.agreement import gather_from_ranks, reduce_numbers
+from common.ranks.agreement import gather_from_ranks, sum_numbers
 from common.system import devices
 
 SumKey = tuple[str, str]  # the group of a sum, such as "recorded", and its name
@@ -40,7 +40,7 @@ def sum_over_ranks(
         value = values.get(key, torch.zeros(shape, device=device, dtype=torch.float64))
         flat_values.append(value.flatten())
     sizes = [len(flat) for flat in flat_values]
-    flat_sums = reduce_numbers(accelerator, torch.cat(flat_values), "sum").split(sizes)
+    flat_sums = sum_numbers(accelerator, torch.cat(flat_values)).split(sizes)
     sums = {}
     for (key, shape), flat_sum in zip(shapes.items(), flat_sums, strict=True):
         sums[key] = flat_sum.view(shape)

@@ -70,9 +70,10 @@ def tensor_of_rows(name: str, value: Rows) -> torch.Tensor:
     """
     tensor = value
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        tensor = torch.from_numpy(value.copy())  # the recipe may fill the same array again
+        tensor = torch.from_numpy(value)
     if isinstance(tensor, torch.Tensor) and tensor.ndim > 0:
-        return tensor.detach()
+        # A copy, because the recipe may change the tensor, and a view would keep all its memory.
+        return tensor.detach().clone()
     problem = f"sums.collect got {name!r} as a value of type {type(value).__name__}"
     if isinstance(tensor, torch.Tensor):
         problem = f"sums.collect got one number as {name!r}"

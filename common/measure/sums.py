@@ -359,11 +359,13 @@ def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Measured]) -> E
             agreed_value = agreed.setdefault(name, value)
             if not is_same_figure(agreed_value, value):
                 raise UserError(
-                    f"the processes have different values of {name!r} ({agreed_value:.6g}, and "
-                    f"{value:.6g} on rank {rank}), so each has computed it from its own samples",
+                    f"the processes have different values of {name!r} ({agreed_value:.9g}, and "
+                    f"{value:.9g} on rank {rank}), probably because each has computed it from its "
+                    "own samples",
                     advice=(
                         "return a figure of all samples: pass means or totals to Sums, or get all "
-                        "samples with sums.collect(...)"
+                        "samples with sums.collect(...); return a time or a random figure on one "
+                        "process only (if run.accelerator.is_main_process)"
                     ),
                 )
     return Evaluation(agreed)

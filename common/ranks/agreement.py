@@ -9,7 +9,7 @@ Each way to agree has one function. Code elsewhere decides what the ranks agree 
 - `do_on_each_rank`: each rank does the same work, and a mistake on one of them ends all.
 - `gather_from_ranks`, `gather_lists`: every rank gets the Python objects of all ranks.
 - `gather_numbers`: the same for float64 numbers, bit by bit, on any device.
-- `reduce_numbers`: every rank gets the sum or mean over ranks of float64 numbers, on any device.
+- `sum_numbers`: every rank gets the sum over ranks of float64 numbers, on any device.
 - `sum_in_fp32`: the sum of a few numbers for which fp32 is enough, such as flags.
 - `differing_positions`: where integers that should be the same on all ranks differ.
 - `wait_for_ranks`: no rank goes on before all have come here.
@@ -24,7 +24,7 @@ Other exchanges are elsewhere, because they are part of other work: gradients an
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from common.errors import UserError
 from common.ranks.rank_exits import let_gloo_release
@@ -121,20 +121,17 @@ def gather_numbers(accelerator: "Accelerator", values: "torch.Tensor") -> "torch
     return rows.cpu().view(torch.float64)
 
 
-def reduce_numbers(
-    accelerator: "Accelerator", values: "torch.Tensor", reduction: Literal["sum", "mean"]
-) -> "torch.Tensor":
-    """Return the sum or mean over ranks of the float64 `values`, on the host.
+def sum_numbers(accelerator: "Accelerator", values: "torch.Tensor") -> "torch.Tensor":
+    """Return the sum over ranks of the float64 `values`, on the host.
 
     `values` is on the host, and of the same shape on all ranks.
     """
     from common.system.devices import has_float64
 
     if has_float64(accelerator.device):
-        total: torch.Tensor = accelerator.reduce(values.to(accelerator.device), reduction)
+        total: torch.Tensor = accelerator.reduce(values.to(accelerator.device), "sum")
         return total.cpu()
-    rows = gather_numbers(accelerator, values)
-    return rows.sum(0) if reduction == "sum" else rows.mean(0)
+    return gather_numbers(accelerator, values).sum(0)
 
 
 def sum_in_fp32(accelerator: "Accelerator", numbers: list[float]) -> list[float]:

@@ -56,9 +56,15 @@ class Notes:
         loss: Any = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """Note the arguments of ``sums.add`` (totals) or ``sums.record`` (loss and metrics)."""
+        """Note the arguments of ``sums.add`` (totals) or ``sums.record`` (loss and metrics).
+
+        A metric that is one number is the mean of its batch, so it counts for each sample.
+        """
         added = {name: elements(value) for name, value in (totals or {}).items()}
         named = {name: elements(value) for name, value in (metrics or {}).items()}
+        for name, value in (metrics or {}).items():
+            if torch.as_tensor(value).ndim == 0:
+                named[name] *= count
         mean_loss = None if loss is None else elements(loss)
         self.write(
             "evaluation",

@@ -207,9 +207,8 @@ def correct_figures(run: ObservedRun) -> set[str]:
 def logged_figures(run: ObservedRun, evaluated: ObservedEvaluation) -> dict[str, float]:
     """Return the logged figures of an evaluation, by their names without the prefix.
 
-    A recipe may return the figures of one process. The run then logs their mean over processes, so
-    the logged figures count, and not those that the recipe returned. A figure that was not logged
-    keeps the value that the recipe returned.
+    A process may lack figures that another process has, so the logged figures count, and not those
+    that the recipe returned. A figure that was not logged keeps the value that the recipe returned.
 
     The rehearsal logs nothing, so its figures are those that the recipe returned. With several
     processes, the result is empty for it.

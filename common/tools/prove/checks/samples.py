@@ -285,7 +285,9 @@ def counts_of_elements(reference: ObservedRun) -> dict[str, float]:
         uses = evaluation.uses.get(evaluation.split, Counter())
         has_repetitions = len(set(uses.values())) > 1
         counts_each_sample = count in (len(uses), uses.total())
-        if count is not None and not has_repetitions and not counts_each_sample:
+        if count is None or not float(count).is_integer():
+            continue
+        if not has_repetitions and not counts_each_sample:
             counts[evaluation.split] = count
     return counts
 
@@ -293,8 +295,8 @@ def counts_of_elements(reference: ObservedRun) -> dict[str, float]:
 def element_counts_in_words(element_counts: Mapping[str, float]) -> str:
     """Return a remark on the counts that are no numbers of samples; empty if there are none."""
     return "".join(
-        f"; `count` of {split} is {count:g} and counts elements of its samples, such as labels, "
-        "since it read all samples equally often"
+        f"; `count` of {split} is {count:g}, so it counts elements of its samples, such as labels "
+        "(each sample was read equally often; check that this is meant)"
         for split, count in element_counts.items()
     )
 
