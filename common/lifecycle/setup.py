@@ -59,11 +59,11 @@ def set_up(
             check_limits(config)
         parsed_objective = Objective.parse(objective)
         accelerator = build_accelerator(config, ddp)
-        refuse_crossed_shapes()
         # Rank 0 waits at most this long for the directory. Other ranks wait longer for rank 0.
         patience = config.collective_timeout / 2
         directory = take_run_directory(config, recipe_file.stem, patience)
     checkpoints = make_checkpoints(config, accelerator, directory)
+    refuse_crossed_shapes()
     # `--evaluate-only` saves nothing, so a signal may end it at once.
     request = StopRequest(acts_on_signals=not config.evaluate_only)
     return Context(

@@ -4,11 +4,11 @@ Such an error comes from the data or from the model, but torch names neither. Th
 traceback hold the batch, in training and in evaluations alike, so the explanation describes it.
 """
 
-import dis
 import re
 import warnings
 from collections.abc import Iterator
 from types import FrameType, TracebackType
+from typing import Any, cast
 
 import torch
 
@@ -29,13 +29,37 @@ SHAPE_ERROR = re.compile(
     r"|multi-target|should contain \d+ elements)\b",
     re.IGNORECASE,
 )
-# A warning of torch's losses for predictions [n, 1] and targets [n], or vice versa, with n above 1.
-# Such a loss compares each prediction with all targets.
+# Texts of torch's errors in an operator that the user's code calls itself, such as in
+# `images @ weights`. An operator has no frame in the traceback, so only the text tells its errors
+# from those of NumPy or of the user's own checks.
+OPERATOR_ERROR = re.compile(
+    r"^(index -?\d+ is out of bounds for dimension \d+ with size|index out of range in self"
+    r"|Class values must be|mat1 and mat2 shapes cannot|expected m1 and m2 to have"
+    r"|The size of tensor a \(|The expanded size of the tensor \(|Sizes of tensors must match"
+    r"|Tensors must have same number of dimensions|stack expects each tensor"
+    r"|inconsistent tensor size, expected tensor|size mismatch, got input"
+    r"|Expected size for first two dimensions of batch2|batch[12] must be a 3D tensor"
+    r"|output with shape \[|shape '\[[-\d, ]*\]' is invalid for input|view size is not compatible"
+    r"|Dimension out of range \(expected|too many indices for tensor of dimension"
+    r"|The shape of the mask \[|shape mismatch: (indexing|value) tensor|Index tensor must have"
+    r"|Size does not match at dimension|Expected index \[|expected scalar type \w+ but found"
+    r"|Given (groups|transposed|normalized_shape)=|Calculated padded input size per channel"
+    r"|Input type \(|Expected tensor for argument|Expected query, key, and value to have"
+    r"|running_(mean|var) should contain|\w+\(.*\): (the )?number of (sizes|dimensions)"
+    r"|[\w.]+\(\): Expected (dtype|self\.dtype)|t\(\) expects a tensor)"
+    r"|^Expected .*\dD .*input to \w+, but got|expected both vectors to have same dtype"
+    r"|device-side assert"
+)
+ALL_ONES = r"1(?:, 1)*\]"
+# A warning of torch's losses for predictions and targets of the same shape, except that one of them
+# has a further dimension of size 1 at its end, such as predictions [n, 1] and targets [n] with n
+# above 1. Such a loss compares each prediction with the targets of other samples. If all sizes are
+# 1, there is only one target.
 CROSSED_SHAPES = (
-    r"Using a target size \(torch\.Size\(\[(?!1\])(.+)\]\)\) that is different to the input size "
-    r"\(torch\.Size\(\[\1, 1\]\)\)",
-    r"Using a target size \(torch\.Size\(\[(?!1, 1\])(.+), 1\]\)\) that is different to the input "
-    r"size \(torch\.Size\(\[\1\]\)\)",
+    rf"Using a target size \(torch\.Size\(\[(?!{ALL_ONES})(.+)\]\)\) that is different to the "
+    r"input size \(torch\.Size\(\[\1, 1\]\)\)",
+    rf"Using a target size \(torch\.Size\(\[(?!{ALL_ONES})(.+), 1\]\)\) that is different to the "
+    r"input size \(torch\.Size\(\[\1\]\)\)",
 )
 LIBRARIES = ("common", "torch", "accelerate")
 CLASS_LOSSES = ("cross_entropy", "nll_loss")  # functions of torch that take scores of classes
@@ -43,31 +67,39 @@ TensorAtPlace = tuple[str, torch.Tensor]
 
 
 def refuse_crossed_shapes() -> None:
-    """Let torch's losses raise their warning of `CROSSED_SHAPES`, which is always a mistake."""
+    """Let torch's losses raise their warning of `CROSSED_SHAPES`, nearly always a mistake."""
     for message in CROSSED_SHAPES:
         warnings.filterwarnings("error", message=message)
 
 
-def explanation_of(error: BaseException) -> str | None:
+def allow_crossed_shapes() -> None:
+    """Remove the warning filters of `refuse_crossed_shapes` from the process."""
+    refusals = [("error", re.compile(message, re.IGNORECASE)) for message in CROSSED_SHAPES]
+    filters = cast("list[tuple[Any, ...]]", warnings.filters)
+    filters[:] = [entry for entry in filters if entry[:2] not in refusals]
+
+
+def likely_cause_of(error: BaseException) -> str | None:
     """Return a sentence with the likely cause of an error about a batch; None for other errors."""
     is_other = not isinstance(error, EXPLAINED_CLASSES)
     if is_other or is_out_of_memory(error) or is_lost_process(error):
         return None
-    tracebacks = tracebacks_of(error)
-    own_frames = [entry.tb_frame for entry in tracebacks if is_of_user(entry.tb_frame)]
-    if not own_frames or not is_raised_by_torch(tracebacks):
+    frames = [entry.tb_frame for entry in tracebacks_of(error)]
+    own_frames = [frame for frame in frames if is_of_user(frame)]
+    if not own_frames or not is_raised_by_torch(error, frames):
         return None
     batch = tensors_of_batch(own_frames)
     if INDEX_ERROR.search(str(error)):
-        return explanation_of_index([entry.tb_frame for entry in tracebacks], batch)
+        return likely_cause_of_index(frames, batch)
     if not SHAPE_ERROR.search(str(error)):
         return None
-    compared = tensors_of_loss(tracebacks)
+    compared = tensors_of_loss(frames)
     if isinstance(error, UserWarning):
         return (
             "the loss compares each prediction with the targets of all samples"
             f"{shapes_in_words(compared)}: give predictions and targets the same shape, such as by "
-            "predictions.squeeze(-1)"
+            "predictions.squeeze(-1); or expand both to one shape yourself, if all pairs are to be "
+            "compared"
         )
     return (
         f"the shapes or dtypes of the batch do not fit the model or the loss"
@@ -108,17 +140,19 @@ def package_of(frame: FrameType) -> str:
     return name.partition(".")[0]
 
 
-def is_raised_by_torch(tracebacks: list[TracebackType]) -> bool:
-    """Whether an error comes from torch, called by the user's code or by a model of the library."""
-    frames = [entry.tb_frame for entry in tracebacks]
+def is_raised_by_torch(error: BaseException, frames: list[FrameType]) -> bool:
+    """Whether an error comes from torch, called by the user's code or by a model of the library.
+
+    Args:
+        frames: the frames of the traceback, the innermost first.
+    """
     caller = next(frame for frame in frames if package_of(frame) not in ("torch", "accelerate"))
     if not (is_of_user(caller) or is_of_model(caller)):
         return False
     if caller is not frames[0]:
         return True
-    # An operator of torch has no frame of its own, and a `raise` statement is no operator.
-    instruction = caller.f_code.co_code[tracebacks[0].tb_lasti]
-    return dis.opname[instruction] != "RAISE_VARARGS"
+    is_of_operators_class = isinstance(error, (RuntimeError, IndexError))
+    return is_of_operators_class and OPERATOR_ERROR.search(str(error)) is not None
 
 
 def is_of_model(frame: FrameType) -> bool:
@@ -138,31 +172,35 @@ def tensors_of_batch(own_frames: list[FrameType]) -> list[TensorAtPlace]:
     """
     for frame in own_frames:
         if "batch" in frame.f_locals:
-            tensors = [*tensors_in(frame.f_locals["batch"], "batch")]
+            tensors = [*tensors_with_places(frame.f_locals["batch"], "batch")]
             if tensors:
                 return tensors
     innermost = own_frames[0].f_locals
-    return [pair for name, value in innermost.items() for pair in tensors_in(value, name)]
+    return [pair for name, value in innermost.items() for pair in tensors_with_places(value, name)]
 
 
-def tensors_of_loss(tracebacks: list[TracebackType]) -> list[TensorAtPlace]:
-    """Return what a loss function of torch in the traceback compares; empty if there is none."""
-    for entry in tracebacks:
-        values = entry.tb_frame.f_locals
-        if package_of(entry.tb_frame) == "torch" and {"input", "target"} <= values.keys():
-            predictions = tensors_in(values["input"], "predictions of the loss")
-            return [*predictions, *tensors_in(values["target"], "targets of the loss")]
+def tensors_of_loss(frames: list[FrameType]) -> list[TensorAtPlace]:
+    """Return what a loss function of torch in the traceback compares; empty if there is none.
+
+    Args:
+        frames: the frames of the traceback, the innermost first.
+    """
+    for frame in frames:
+        values = frame.f_locals
+        if package_of(frame) == "torch" and {"input", "target"} <= values.keys():
+            predictions = tensors_with_places(values["input"], "predictions of the loss")
+            return [*predictions, *tensors_with_places(values["target"], "targets of the loss")]
     return []
 
 
-def tensors_in(value: object, name: str) -> Iterator[TensorAtPlace]:
+def tensors_with_places(value: object, name: str) -> Iterator[TensorAtPlace]:
     """Yield the tensors in a value, each after its place."""
     for place, item in values_with_places(value, name):
         if isinstance(item, torch.Tensor):
             yield place, item
 
 
-def explanation_of_index(frames: list[FrameType], batch: list[TensorAtPlace]) -> str:
+def likely_cause_of_index(frames: list[FrameType], batch: list[TensorAtPlace]) -> str:
     """Return a sentence with the likely cause of an index that is out of range.
 
     Args:

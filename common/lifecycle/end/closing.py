@@ -15,7 +15,7 @@ from common.failures.outcomes import Outcome, outcome_of
 from common.lifecycle.end import releasing
 from common.lifecycle.end.error_report import claim_report
 from common.lifecycle.stages import Context, Stages
-from common.lifecycle.tensor_errors import explanation_of, shorten_traceback
+from common.lifecycle.tensor_errors import likely_cause_of, shorten_traceback
 from common.measure.memory import lift_limit
 from common.run_directory.directory import LOST_AGAIN, LOST_AGAIN_ADVICE, RunDirectory
 from common.run_directory.status import read_status
@@ -65,11 +65,11 @@ def close(
 
 def add_notes(error: BaseException, rehearsal: Rehearsal) -> None:
     """Add notes to an error: whether it came in the rehearsal, and its likely cause, if known."""
-    explanation = explanation_of(error)
-    rehearsal.add_note_to(error, is_explained=explanation is not None)
-    if explanation is not None:
+    likely_cause = likely_cause_of(error)
+    rehearsal.add_note_to(error, is_explained=likely_cause is not None)
+    if likely_cause is not None:
         shorten_traceback(error)
-        error.add_note(f"Likely cause: {explanation}.")
+        error.add_note(f"Likely cause: {likely_cause}.")
 
 
 def end_unfinished_run(error: BaseException, context: Context, loaders: Iterable[Loader]) -> None:

@@ -9,6 +9,7 @@ from common.data.loader import Loader
 from common.errors import Preempted, UserError
 from common.lifecycle.end.error_report import report_once
 from common.lifecycle.stages import Context
+from common.lifecycle.tensor_errors import allow_crossed_shapes
 from common.measure.memory import lift_limit
 from common.ranks.agreement import announcements
 from common.system.allocator import HEAP
@@ -71,3 +72,4 @@ def restore_process(context: Context) -> None:
     lift_limit()
     HEAP.stop_keeping()
     forget_accelerator()
+    allow_crossed_shapes()

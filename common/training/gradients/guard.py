@@ -19,6 +19,7 @@ from common.checkpoints.adapters import bare_optimizer
 from common.checkpoints.shards import is_sharded, local
 from common.errors import TrainingError, UserError
 from common.metric_names import GRADIENT_NORM, LOSS_SCALE, SKIPPED_UPDATES
+from common.ranks.agreement import gather_from_ranks
 from common.system.devices import FusedOptimizer
 
 if TYPE_CHECKING:  # the import takes a second
@@ -81,7 +82,7 @@ class GradientGuard:
         self.unread_norms: list[tuple[int, torch.Tensor]] = []
         # A network's parameters are listed only once, because that costs as much as clipping.
         self.parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
-        # The losses of the micro-batches of update 1, which are read only for an error message.
+        # This rank's losses of the micro-batches of update 1, read only for an error message.
         self.first_losses: list[torch.Tensor | float] = []
         self.unfreezing = UnfreezingWatch(accelerator)
         # For each optimizer that `mark` has marked, the hook that removes marks after its steps.
@@ -231,14 +232,13 @@ class GradientGuard:
         """Return the error for a loss or gradients that were not finite before any step.
 
         No learning rate can be the cause then. The result is None if both were finite in update 1,
-        or if a resumed run has made update 1 earlier.
+        or if a resumed run has made update 1 earlier. All ranks call this method.
 
         Args:
             loss: the mean training loss since the last log line.
         """
         is_first = global_step == 1
-        is_loss_bad = any(not torch.as_tensor(loss).isfinite().all() for loss in self.first_losses)
-        if is_loss_bad or (is_first and math.isnan(loss)):
+        if self.is_a_first_loss_bad() or (is_first and math.isnan(loss)):
             culprit = "the loss"
         elif is_first and self.skipped:
             culprit = "a gradient"
@@ -251,6 +251,13 @@ class GradientGuard:
             f"{culprit} of update 1 is NaN or infinite, before any step has changed the weights",
             advice=advice,
         )
+
+    def is_a_first_loss_bad(self) -> bool:
+        """Whether a loss of update 1 was not finite on any rank; called on all ranks."""
+        is_bad_here = any(
+            not torch.as_tensor(first_loss).isfinite().all() for first_loss in self.first_losses
+        )
+        return any(gather_from_ranks(self.accelerator, is_bad_here))
 
     def non_finite_error(self, global_step: int) -> TrainingError:
         """Return the error for a loss or gradients that are not finite.

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,10 +15,13 @@ from torch.nn import functional as F
 
 from common.errors import UserError
 from common.lifecycle.end.closing import add_notes
-from common.lifecycle.tensor_errors import explanation_of, refuse_crossed_shapes
+from common.lifecycle.tensor_errors import (
+    allow_crossed_shapes,
+    likely_cause_of,
+    refuse_crossed_shapes,
+)
 from common.training.evaluation.rehearsal import Rehearsal
 
-Loss = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 SCORES = torch.zeros(8, 3)  # of 8 samples and 3 classes
 FEATURES = torch.zeros(8, 5)
 
@@ -113,24 +117,42 @@ def fail(error: BaseException) -> None:
     raise error
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        ValueError("the shape is wrong"),  # the recipe's own check
-        IndexError("Target 3 is out of bounds."),
-        KeyError("size"),
-        RuntimeError("CUDA out of memory. Tried to allocate a size of 3 GiB"),
-    ],
-    ids=repr,
-)
-def test_other_errors_are_left_as_they_are(error: Exception) -> None:
-    assert explanation_of(raised_by(lambda: fail(error))) is None
+def numpy_array(*sizes: int) -> Any:
+    return np.zeros(sizes)
+
+
+# Mistakes by name that are not torch's, or not about a batch.
+OTHER_MISTAKES: dict[str, Callable[[], object]] = {
+    "the recipe's own ValueError": lambda: fail(ValueError("the shape is wrong")),
+    "the recipe's own RuntimeError": lambda: fail(RuntimeError("the shape is wrong")),
+    "the recipe's own IndexError": lambda: fail(IndexError("Target 3 is out of bounds.")),
+    "KeyError": lambda: fail(KeyError("size")),
+    "memory": lambda: fail(RuntimeError("CUDA out of memory. Tried to allocate a size of 3 GiB")),
+    "int": lambda: int("size"),
+    "NumPy index": lambda: numpy_array(3)[5],
+    "NumPy indices": lambda: numpy_array(3)[0, 0],
+    "NumPy index array": lambda: numpy_array(3)[np.array([5])],
+    "NumPy mask": lambda: numpy_array(3)[np.array([True, False])],
+    "NumPy index shapes": lambda: numpy_array(5, 5)[np.arange(2), np.arange(3)],
+    "NumPy concatenation": lambda: np.concatenate([numpy_array(2, 3), numpy_array(2, 4)]),
+    "NumPy broadcasting": lambda: numpy_array(3) + numpy_array(4),
+    "NumPy assignment": lambda: numpy_array(3).__setitem__(slice(None), numpy_array(4)),
+    "NumPy product": lambda: numpy_array(2, 3) @ numpy_array(2, 3),
+    "NumPy reshape": lambda: numpy_array(3).reshape(2, 2),
+    "NumPy axis": lambda: numpy_array(3).sum(axis=4),
+    "NumPy dtype": lambda: np.array(["size"]).astype(float),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_MISTAKES)
+def test_other_errors_are_left_as_they_are(name: str) -> None:
+    assert likely_cause_of(raised_by(OTHER_MISTAKES[name])) is None
 
 
 def test_error_of_the_user_is_left_as_it_is() -> None:
     with pytest.raises(UserError) as raised:
         fail(UserError("the size is wrong", advice="change it"))
-    assert explanation_of(raised.value) is None
+    assert likely_cause_of(raised.value) is None
 
 
 def test_without_a_batch_the_variables_are_described() -> None:
@@ -140,7 +162,7 @@ def test_without_a_batch_the_variables_are_described() -> None:
         for images, labels in [(FEATURES, integers(3))]:
             F.cross_entropy(images[:, :3], labels)
 
-    assert "(labels from 0 to 3)" in str(explanation_of(raised_by(train)))
+    assert "(labels from 0 to 3)" in str(likely_cause_of(raised_by(train)))
 
 
 @pytest.mark.parametrize("state", ["reading", "over"])
@@ -172,15 +194,36 @@ def test_loss_of_crossed_shapes_is_refused(loss: Any, is_target_longer: bool) ->
     with warnings.catch_warnings():
         refuse_crossed_shapes()
         error = raised_by(lambda: loss(predictions, targets))
-    explanation = str(explanation_of(error))
-    assert "the loss compares each prediction with the targets of all samples" in explanation
-    assert f"predictions of the loss float32 {[*predictions.shape]}" in explanation
-    assert f"targets of the loss float32 {[*targets.shape]}" in explanation
-    assert "predictions.squeeze(-1)" in explanation
+    likely_cause = str(likely_cause_of(error))
+    assert "the loss compares each prediction with the targets of all samples" in likely_cause
+    assert f"predictions of the loss float32 {[*predictions.shape]}" in likely_cause
+    assert f"targets of the loss float32 {[*targets.shape]}" in likely_cause
+    assert "predictions.squeeze(-1)" in likely_cause
+    assert "expand both to one shape yourself" in likely_cause
+
+
+def test_crossed_shapes_are_allowed_again_after_an_embedded_run() -> None:
+    """The filters of the program that called the recipe stay."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Using a target size")
+        filters = [*warnings.filters]
+        refuse_crossed_shapes()
+        assert [*warnings.filters] != filters
+        allow_crossed_shapes()
+        assert [*warnings.filters] == filters
+        assert F.l1_loss(torch.zeros(8, 1), torch.zeros(8)) == 0
 
 
 @pytest.mark.parametrize(
-    ("predictions", "targets"), [((1, 1), (1,)), ((1,), (1, 1)), ((8, 2), (8, 1)), ((8, 2), ())]
+    ("predictions", "targets"),
+    [
+        ((1, 1), (1,)),
+        ((1,), (1, 1)),
+        ((1, 1, 1), (1, 1)),
+        ((1, 1), (1, 1, 1)),
+        ((8, 2), (8, 1)),
+        ((8, 2), ()),
+    ],
 )
 def test_loss_of_other_shapes_is_not_refused(
     predictions: tuple[int, ...], targets: tuple[int, ...]

@@ -114,6 +114,23 @@ def test_gradient_that_is_not_finite_before_any_step_is_blamed_on_data_and_model
     assert error.value.problem.startswith("a gradient of update 1 is NaN or infinite")
 
 
+def test_bad_first_loss_of_another_rank_is_named_on_each_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The averaged gradients are not finite on any rank, whichever rank had the loss."""
+    monkeypatch.setattr(
+        "common.training.gradients.guard.gather_from_ranks", lambda _, is_bad: [is_bad, True]
+    )
+    guard = GradientGuard(alone(), max_grad_norm=1.0, by_layer=False)
+    guard.note_first_loss(1.0)
+    network = torch.nn.Linear(1, 1)
+    network.weight.grad = torch.full((1, 1), float("nan"))
+    guard.clip(network, torch.optim.SGD(network.parameters()))
+    with pytest.raises(TrainingError) as error:
+        guard.check(1, 1.0)
+    assert error.value.problem.startswith("the loss of update 1 is NaN or infinite")
+
+
 @pytest.mark.parametrize("norm", [0.0, 0.5, 100.0])
 def test_gradients_are_clipped_to_the_norm(norm: float) -> None:
     """A maximum of 0 turns clipping off. The logged norm is that before clipping."""
