@@ -4,11 +4,13 @@ Copies that are unusual but correct are proved too, and must pass.
 
     python benchmarks/broken_copies.py
     python benchmarks/broken_copies.py "EMA not kept" "loss not divided"     # only these
+    python benchmarks/broken_copies.py "EMA not kept" --update               # into the file of all
     python benchmarks/broken_copies.py --show                                # the table of the file
 
 `benchmarks/harness/mistaken_copies.py` lists the copies with one mistake each, and
 `benchmarks/harness/correct_copies.py` the correct ones. The results of all copies go to
-`benchmarks/results/broken-copies.json`; those of some of them only to a file that `--output` names.
+`benchmarks/results/broken-copies.json`; those of some of them only with `--update`, which replaces
+their earlier results there, or to another file that `--output` names.
 The exit status is 1 if a proof does not name the mistake, or fails a correct copy.
 """
 
@@ -22,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 if __package__ in (None, ""):  # started as a file: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -48,6 +50,7 @@ class BrokenProof(TypedDict):
     names_the_cause: bool  # whether its causes contain the phrases that the tests demand
     causes: list[str]
     seconds: float  # of the whole command, which runs this check and at most one other
+    commit: NotRequired[str]  # of the code, if the result is from a later update
 
 
 class CorrectProof(TypedDict):
@@ -60,24 +63,30 @@ class CorrectProof(TypedDict):
     failed: list[str]  # those of both that did not
     causes: list[str]
     seconds: float
+    commit: NotRequired[str]  # as above
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("mistakes", nargs="*", help="mistakes to prove (default: all, and CORRECT)")
+    parser.add_argument("copies", nargs="*", help="copies to prove, by name (default: all)")
     parser.add_argument("--output", type=Path, help="file of the results")
+    parser.add_argument(
+        "--update", action="store_true", help="replace the results of these copies in the file"
+    )
     parser.add_argument("--show", action="store_true", help="prove nothing; print the tables")
     options = parser.parse_args()
     # A file with some copies alone must not replace that of all.
-    output: Path | None = options.output or (None if options.mistakes else RESULTS)
+    output: Path | None = options.output or (None if options.copies else RESULTS)
     if options.show:
         results = json.loads((output or RESULTS).read_text(encoding="utf-8"))
         print(markdown(results["proofs"], results["correct"]))
         return
-    correct_copies = () if options.mistakes else CORRECT
-    proofs, correct_proofs = prove_all(chosen_copies(options.mistakes), correct_copies, output)
+    broken_copies, correct_copies = chosen_copies(options.copies)
+    proofs, correct_proofs = prove_all(broken_copies, correct_copies, output)
+    if options.update:
+        update_results(options.output or RESULTS, proofs, correct_proofs)
     print(markdown(proofs, correct_proofs))
     missed = [proof["mistake"] for proof in proofs if not proof["names_the_cause"]]
     if missed:
@@ -116,18 +125,41 @@ def prove_all(
     return proofs, correct_proofs
 
 
-def chosen_copies(mistakes: list[str]) -> list[Broken]:
-    """Return the copies with these mistakes, or all copies if none is named.
+def update_results(
+    file: Path, proofs: Sequence[BrokenProof], correct_proofs: Sequence[CorrectProof]
+) -> None:
+    """Replace the results of some copies in a file of results. The order is that of the copies."""
+    results = json.loads(file.read_text(encoding="utf-8"))
+    commit = describe_machine()["git_commit"]
+    by_mistake = {proof["mistake"]: proof for proof in results["proofs"]}
+    by_mistake |= {proof["mistake"]: {**proof, "commit": commit} for proof in proofs}
+    by_edit = {proof["edit"]: proof for proof in results["correct"]}
+    by_edit |= {proof["edit"]: {**proof, "commit": commit} for proof in correct_proofs}
+    results["proofs"] = [by_mistake[copy.name] for copy in BROKEN if copy.name in by_mistake]
+    results["correct"] = [by_edit[copy.name] for copy in CORRECT if copy.name in by_edit]
+    write_results(file, results)
+
+
+def chosen_copies(names: list[str]) -> tuple[list[Broken], list[Correct]]:
+    """Return the broken and the correct copies of these names, or all copies if none is named.
 
     Raises:
-        SystemExit: there is no copy with such a mistake.
+        SystemExit: there is no copy of such a name.
     """
-    by_name = {broken.name: broken for broken in BROKEN}
-    unknown = [mistake for mistake in mistakes if mistake not in by_name]
-    if unknown:
-        names = ", ".join(by_name)
-        raise SystemExit(f"error: no copy has the mistake {unknown[0]!r}: choose from {names}")
-    return [by_name[mistake] for mistake in mistakes] or list(BROKEN)
+    if not names:
+        return list(BROKEN), list(CORRECT)
+    broken_copies = {copy.name: copy for copy in BROKEN}
+    correct_copies = {copy.name: copy for copy in CORRECT}
+    known_names = [*broken_copies, *correct_copies]
+    unknown_names = [name for name in names if name not in known_names]
+    if unknown_names:
+        raise SystemExit(
+            f"error: no copy is named {unknown_names[0]!r}: choose from {', '.join(known_names)}"
+        )
+    return (
+        [broken_copies[name] for name in names if name in broken_copies],
+        [correct_copies[name] for name in names if name in correct_copies],
+    )
 
 
 def prove_broken(broken: Broken) -> BrokenProof:

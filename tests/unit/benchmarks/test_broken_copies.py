@@ -16,6 +16,7 @@ from benchmarks.broken_copies import (
     chosen_copies,
     main,
     markdown,
+    update_results,
 )
 from benchmarks.harness.correct_copies import CORRECT
 from benchmarks.harness.mistaken_copies import BROKEN
@@ -35,14 +36,30 @@ def proof(*, names_the_cause: bool) -> BrokenProof:
 
 
 def test_named_copies_are_chosen_in_order() -> None:
-    names = [BROKEN[2].name, BROKEN[0].name]
-    assert [broken.name for broken in chosen_copies(names)] == names
-    assert chosen_copies([]) == list(BROKEN)
+    broken_names = [BROKEN[2].name, BROKEN[0].name]
+    broken, correct = chosen_copies([*broken_names, CORRECT[1].name])
+    assert [copy.name for copy in broken] == broken_names
+    assert correct == [CORRECT[1]]
+    assert chosen_copies([]) == (list(BROKEN), list(CORRECT))
 
 
-def test_an_unknown_mistake_is_refused() -> None:
-    with pytest.raises(SystemExit, match="no copy has the mistake 'nothing': choose from EMA not"):
+def test_an_unknown_copy_is_refused() -> None:
+    with pytest.raises(SystemExit, match="no copy is named 'nothing': choose from EMA not"):
         chosen_copies(["nothing"])
+
+
+def test_updated_results_replace_those_of_the_same_copies(tmp_path: Path) -> None:
+    """They have a commit of their own, and the order stays that of the copies."""
+    file = tmp_path / "results.json"
+    earlier = [{"mistake": copy.name, "seconds": 1.0} for copy in BROKEN]
+    results = {"machine": {"git_commit": "old"}, "proofs": earlier, "correct": []}
+    file.write_text(json.dumps(results))
+    update_results(file, [proof(names_the_cause=True)], [])
+    updated = json.loads(file.read_text())
+    assert updated["machine"] == results["machine"]
+    assert [entry["mistake"] for entry in updated["proofs"]] == [copy.name for copy in BROKEN]
+    changed = [entry for entry in updated["proofs"] if entry["seconds"] != 1.0]
+    assert [(entry["mistake"], "commit" in entry) for entry in changed] == [("EMA not kept", True)]
 
 
 @pytest.mark.parametrize(
