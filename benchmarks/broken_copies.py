@@ -35,6 +35,7 @@ from benchmarks.harness.mistaken_copies import BROKEN, Broken
 from benchmarks.harness.result_file import write_results
 from benchmarks.harness.results import describe_machine
 from benchmarks.harness.text_tables import markdown_table
+from common.system.git import commit_of_library
 from common.tools.prove.receipt import CheckResult, read_receipt
 
 RESULTS = Path(__file__).parent / "results" / "broken-copies.json"
@@ -130,7 +131,7 @@ def update_results(
 ) -> None:
     """Replace the results of some copies in a file of results. The order is that of the copies."""
     results = json.loads(file.read_text(encoding="utf-8"))
-    commit = describe_machine()["git_commit"]
+    commit = commit_of_library()
     by_mistake = {proof["mistake"]: proof for proof in results["proofs"]}
     by_mistake |= {proof["mistake"]: {**proof, "commit": commit} for proof in proofs}
     by_edit = {proof["edit"]: proof for proof in results["correct"]}

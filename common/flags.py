@@ -330,7 +330,7 @@ def from_json(
     types = typing.get_type_hints(config_class)
     flags = {}
     for name, value in values.items():
-        value = tuple(value) if isinstance(value, list) else value
+        value = value_from_json(value)
         expected = expected_type(types[name], value)
         misfit = first_misfit(config_class, name, value)
         if expected is None and misfit is not None:

@@ -358,17 +358,25 @@ def of_all_ranks(accelerator: Accelerator, figures: Mapping[str, Measured]) -> E
         for name, value in figures_of_rank.items():
             agreed_value = agreed.setdefault(name, value)
             if not is_same_figure(agreed_value, value):
-                raise UserError(
-                    f"the processes have different values of {name!r} ({agreed_value:.9g}, and "
-                    f"{value:.9g} on rank {rank}), probably because each has computed it from its "
-                    "own samples",
-                    advice=(
-                        "return a figure of all samples: pass means or totals to Sums, or get all "
-                        "samples with sums.collect(...); return a time or a random figure on one "
-                        "process only (if run.accelerator.is_main_process)"
-                    ),
-                )
+                raise differing_figure_error(name, agreed_value, value, rank)
     return Evaluation(agreed)
+
+
+def differing_figure_error(name: str, value: float, other: float, rank: int) -> UserError:
+    """Return the error for a figure that is not the same on all ranks.
+
+    Args:
+        rank: the rank that has the `other` value.
+    """
+    return UserError(
+        f"the processes have different values of {name!r} ({value:.9g}, and {other:.9g} on rank "
+        f"{rank}), probably because each has computed it from its own samples",
+        advice=(
+            "return a figure of all samples: pass means or totals to Sums, or get all samples with "
+            "sums.collect(...); return a time or a random figure on one process only (if "
+            "run.accelerator.is_main_process)"
+        ),
+    )
 
 
 def is_same_figure(value: float, other: float) -> bool:

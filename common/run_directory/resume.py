@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from common.console import say
 from common.errors import UserError
@@ -90,8 +90,7 @@ def resumed_config(
     is_finished = run.is_finished()
     if is_finished and run.stored.edited_config_error is not None:
         # The flags of the run are unknown, so none can contradict them.
-        say_finished(directory)
-        raise SystemExit(0)
+        leave_finished_run(directory)
     run.refuse_edited_config()
     defaults = config_class(**run.resolved)
     config = parse(defaults)
@@ -102,8 +101,7 @@ def resumed_config(
         config = replace(config, dataset=saved_flags["dataset"])
     refuse_contradictions(config, saved_flags, run, directory, is_finished)
     if is_finished:
-        say_finished(directory)
-        raise SystemExit(0)
+        leave_finished_run(directory)
     # Name the run that was found for "auto", or the run or checkpoint that the user named.
     resumed_path = directory if resume == "auto" else Path(resume)
     config = replace(config, **saved_flags, resume=str(resumed_path), output_dir=str(directory))
@@ -169,6 +167,12 @@ def refuse_contradictions(
         f"can't resume {directory} with {', '.join(phrases)}",
         advice="leave these flags out, or start another run without --resume in another directory",
     )
+
+
+def leave_finished_run(directory: Path) -> NoReturn:
+    """Say that a run is finished, and end the process with status 0."""
+    say_finished(directory)
+    raise SystemExit(0)
 
 
 def say_finished(directory: Path) -> None:

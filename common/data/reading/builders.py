@@ -58,9 +58,14 @@ class CsvOptions(TypedDict, total=False):
     encoding: str
 
 
+def is_local(location: str) -> bool:
+    """Whether a location is a local folder or file, and not a Hub id."""
+    return os.path.isabs(location)
+
+
 def advice_on_files(location: str) -> str:
     """Return what to do if `datasets` can't read a data set, and no single file is to blame."""
-    if os.path.isabs(location):  # a local folder or file, not a Hub id
+    if is_local(location):
         return "check the data set's files"
     return "check --dataset-config and the connection, or the files of the data set on the Hub"
 
@@ -104,7 +109,7 @@ def load_arguments(source: DataSource) -> LoadArguments:
     import datasets
 
     arguments: LoadArguments = {"path": source.location, "name": source.configuration}
-    if os.path.isabs(source.location):  # a local folder or file, not a Hub id
+    if is_local(source.location):
         # `datasets` notices a changed file by its time alone, and might use an outdated cache. The
         # fingerprint notices more changes, so `datasets` gets another cache for each fingerprint.
         cache = Path(datasets.config.HF_DATASETS_CACHE, f"local-{source.fingerprint}")

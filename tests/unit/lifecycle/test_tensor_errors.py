@@ -109,7 +109,8 @@ def test_error_about_a_batch_ends_with_its_likely_cause(name: str) -> None:
         assert f"batch['values'] {str(values.dtype)[6:]} {[*values.shape]}" in lines[-1]
         assert "batch['weights'] float32 [8]" in lines[-1]
     else:
-        lowest, highest = int(values.min()), int(values.max())
+        lowest = int(values.min())
+        highest = int(values.max())
         assert f"(batch['values'] from {lowest} to {highest})" in lines[-1]
 
 

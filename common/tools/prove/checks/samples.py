@@ -335,16 +335,11 @@ def cause_of_evaluation(
     # An evaluation may read its split several times. Each pass reads each sample at least once.
     passes = min(uses.values())
     repeated = [sample for sample, count in uses.items() if count > passes]
-    repetitions = ""
-    if repeated:
-        repetitions = (
-            f", and it read {counted(len(repeated), 'sample')} twice or more "
-            f"({first_samples(repeated)})"
-        )
     logged_count = evaluation.figures.get("count")
     if logged_count is None and repeated:
         return Cause(
-            f"{evaluation_name} read {len(uses)} samples{repetitions}, and logs no `count`",
+            f"{evaluation_name} read {len(uses)} samples{repetitions_in_words(repeated)}, and logs "
+            "no `count`",
             f"{ADVICE_EVALUATION}; log `count`, the number of samples that count",
         )
     if logged_count in (None, size) or (counts_elements and not repeated):
@@ -354,13 +349,22 @@ def cause_of_evaluation(
     )
     if repeated:
         return Cause(
-            f"{sentence}{repetitions}: samples that only fill up a batch must not count",
+            f"{sentence}{repetitions_in_words(repeated)}: samples that only fill up a batch must "
+            "not count",
             ADVICE_EVALUATION,
         )
     times = "once" if passes == 1 else f"{passes} times"
     return Cause(
         f"{sentence}, each of which it read {times}",
         "count each sample once, and add up `count` over all processes, as Sums does",
+    )
+
+
+def repetitions_in_words(repeated: list[int]) -> str:
+    """Return the end of a sentence about the samples that an evaluation read too often."""
+    return (
+        f", and it read {counted(len(repeated), 'sample')} twice or more "
+        f"({first_samples(repeated)})"
     )
 
 
