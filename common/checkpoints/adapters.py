@@ -1,4 +1,4 @@
-"""Adapters that save and restore modules, optimizers and random generators.
+"""Adapters that save and restore modules, gradients, optimizers and random generators.
 
 `common.checkpoints.state` saves the result of an adapter's `state_dict`. A resume passes it to
 `load_state_dict`.
@@ -174,6 +174,39 @@ def sums_of_bits(tensors: Tensors) -> dict[str, int]:
 def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return the sum of a real tensor's elements, each read as an integer: int64 []."""
     return tensor.view(INTEGER_TYPES[tensor.element_size()]).sum()
+
+
+class LeftGradients:
+    """The gradients that an update has left in networks, as a part of a checkpoint.
+
+    Most loops remove all gradients after each step, so the state is empty. A loop may also make a
+    step with one of its optimizers in every second update only. The update in between leaves the
+    gradients of this optimizer's parameters, and the next one adds to them.
+    """
+
+    def __init__(self, networks: Mapping[str, nn.Module]) -> None:
+        """Keep the networks, by their names in the checkpoint."""
+        self.parameters: dict[str, nn.Parameter] = {}
+        for network_name, network in networks.items():
+            for name, parameter in network.named_parameters():
+                self.parameters[f"{network_name}.{name}"] = parameter
+
+    def state_dict(self) -> Tensors:
+        """Return the gradients by the names of their parameters."""
+        gradients: Tensors = {}
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                gradients[name] = parameter.grad
+        return gradients
+
+    def load_state_dict(self, state: Tensors) -> None:
+        """Give each parameter its saved gradient, in the memory layout of the parameter."""
+        for name, parameter in self.parameters.items():
+            parameter.grad = None
+            if name in state:
+                saved = state[name]
+                parameter.grad = torch.empty_like(parameter, dtype=saved.dtype)
+                fill(parameter.grad, saved)
 
 
 class OptimizerState:

@@ -10,7 +10,14 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
-from common.checkpoints.adapters import MODEL_ADVICE, Network, OptimizerState, RandomState, State
+from common.checkpoints.adapters import (
+    MODEL_ADVICE,
+    LeftGradients,
+    Network,
+    OptimizerState,
+    RandomState,
+    State,
+)
 from common.checkpoints.description import describe_parts
 from common.checkpoints.folders import (
     choose_and_clean_up,
@@ -27,12 +34,20 @@ from common.checkpoints.store import Checkpoints, Contents
 from common.console import say, warn
 from common.errors import MisfitError, UserError
 from common.failures.sentences import as_user_error
-from common.ranks.agreement import ask_rank_zero
+from common.ranks.agreement import ask_rank_zero, differing_positions
 from common.run_directory.records import Manifest, PartDescription, RunIdentity
+from common.storage.value_digests import digest_of_state
+from common.system.wording import counted
 
 if TYPE_CHECKING:  # importing it takes a second
+    from accelerate import Accelerator
     from torch.distributed.device_mesh import DeviceMesh
 
+# The part that has the gradients which an update has left. A checkpoint lacks it if there are none.
+# A recipe can't give a part this name, because it is not a name in Python.
+LEFT_GRADIENTS = "left-gradients"
+# The digits of a digest that are compared between ranks. They are hexadecimal, and fit into int64.
+COMPARED_DIGITS = 15
 # If the state of a class in these packages does not fit, the user gets a sentence instead of a
 # traceback. Errors in a recipe's own classes keep their traceback.
 LIBRARY_PACKAGES = ("common.", "torch.", "accelerate.")
@@ -62,7 +77,9 @@ class Parts:
     """The named parts that make up a run's state, on one rank.
 
     A shared part, such as the model, is the same on all ranks. A part of a rank, such as the random
-    generators, may differ between ranks.
+    generators, may differ between ranks. Before each save, the ranks compare the states of some
+    shared parts, such as a replay buffer of the recipe. If they differ, the checkpoint has this
+    part as a part of a rank: see `compare_over_ranks`.
     """
 
     def __init__(self, rank: int, mesh: "DeviceMesh | None") -> None:
@@ -70,10 +87,14 @@ class Parts:
         self.mesh = mesh  # the ranks that the model is sharded over, if it is sharded
         self.shared: dict[str, Stateful] = {}
         self.of_rank: dict[str, Stateful] = {}
+        self.compared_names: set[str] = set()  # of shared parts whose states are compared
+        self.differing_names: set[str] = set()  # of those whose states differed at the last save
         # The descriptions of the parts, by name; empty until training starts.
         self.parts_described: dict[str, PartDescription] = {}
 
-    def add(self, name: str, part: Stateful, shared: bool = True) -> None:
+    def add(
+        self, name: str, part: Stateful, *, shared: bool = True, compared: bool = False
+    ) -> None:
         """Save a part in each checkpoint from now on.
 
         A part is a module, an optimizer or any other `Stateful` object. Rank 0 writes a shared
@@ -86,6 +107,11 @@ class Parts:
         Each rank writes a part that is not shared, and restores its own state. If the number of
         processes has changed, the part's `load_from_ranks` gets the states of all ranks. Without
         this method, each rank gets the state of rank 0.
+
+        Args:
+            compared: whether the states of a shared part may differ between ranks after all. Each
+                rank then writes its own. Without `load_from_ranks`, they can only be restored on
+                the same number of processes. It has no effect on a module or an optimizer.
 
         Raises:
             UserError: the name is taken; it begins with "rank-" or "frozen-", or is "best-" and at
@@ -102,11 +128,21 @@ class Parts:
                 self.of_rank[name] = part  # for its buffers
         elif isinstance(part, torch.optim.Optimizer):
             part = OptimizerState(part)
+        elif compared:
+            self.compared_names.add(name)
         pack({name: part.state_dict()})  # raises a TypeError now rather than at the first save
         if shared:
             self.shared[name] = part
         else:
             self.of_rank[name] = part
+
+    def add_left_gradients(self) -> None:
+        """Save the gradients that updates leave in the networks which were added before."""
+        networks = {
+            name: part.module for name, part in self.shared.items() if isinstance(part, Network)
+        }
+        self.shared[LEFT_GRADIENTS] = LeftGradients(networks)
+        self.compared_names.add(LEFT_GRADIENTS)
 
     def check_name(self, name: str) -> None:
         """Raise a `UserError` if a part's name is taken, or can't be used in names of files."""
@@ -133,8 +169,26 @@ class Parts:
         """
         self.parts_described = describe_parts({**self.shared, **self.of_rank})
 
+    def compare_over_ranks(self, accelerator: "Accelerator") -> None:
+        """Find the shared parts whose states differ between ranks; called on all ranks.
+
+        Each rank has its own rows of a sharded tensor, so a part with such tensors is not compared.
+        """
+        if accelerator.num_processes == 1:
+            return
+        names = sorted(self.compared_names)
+        numbers = []
+        for name in names:
+            state = self.shared[name].state_dict()
+            tensors, _ = pack({name: state})
+            is_comparable = not any(map(is_sharded, tensors.values()))
+            digest = digest_of_state(state) if is_comparable else "0"
+            numbers.append(int(digest[:COMPARED_DIGITS], base=16))
+        positions = differing_positions(accelerator, numbers)
+        self.differing_names = {names[position] for position in positions}
+
     def collect(self) -> Contents:
-        """Return this rank's current state for a checkpoint.
+        """Return this rank's current state for a checkpoint; call `compare_over_ranks` before.
 
         The tensors are those in use, so they must be copied before training changes them.
         """
@@ -142,6 +196,7 @@ class Parts:
         if self.rank == 0 or self.mesh:  # without sharding, the other ranks have equal shared parts
             self.collect_shared(contents)
         states = {name: part.state_dict() for name, part in self.of_rank.items()}
+        states |= {name: self.shared[name].state_dict() for name in sorted(self.differing_names)}
         # The tensors go into a file. The rest is JSON, which goes into the manifest.
         tensors, contents.of_rank = pack(states)
         contents.files[f"rank-{self.rank}.safetensors"] = tensors
@@ -151,6 +206,8 @@ class Parts:
         """Add the shared parts to a checkpoint's contents: whole on rank 0, or this rank's rows."""
         shards = self.mesh.size() if self.mesh else 1
         for name, part in self.shared.items():
+            if name in self.differing_names:
+                continue
             if isinstance(part, Network):
                 tensors, frozen = part.split_parameters()
                 # A network has only tensors, so nothing of it goes into the manifest. But a resume
@@ -158,7 +215,10 @@ class Parts:
                 contents.shared[name] = None
                 contents.lasting_files |= files_of_rank(f"frozen-{name}", frozen, self.rank, shards)
             else:
-                tensors, json_values = pack({name: part.state_dict()})
+                state = part.state_dict()
+                if name == LEFT_GRADIENTS and not state:
+                    continue
+                tensors, json_values = pack({name: state})
                 contents.shared |= json_values
             contents.files |= files_of_rank(name, tensors, self.rank, shards)
 
@@ -169,7 +229,8 @@ class Parts:
             world_size: the number of ranks now, which may differ from that of the checkpoint.
 
         Raises:
-            UserError: the checkpoint has other parts, or the state of one does not fit.
+            UserError: the checkpoint has other parts, or the state of one does not fit or can't be
+                divided among another number of ranks.
         """
         self.require_same_names(path, manifest)
         has_same_ranks = len(manifest.of_ranks) == world_size
@@ -180,10 +241,14 @@ class Parts:
         self.restore_parameters(path, manifest)
         # A network is in both dicts. The loop restores only its buffers.
         for name, part in {**self.shared, **self.of_rank}.items():
-            differs_by_rank = name not in self.shared
+            if name not in states[0]:  # no gradients were left
+                continue
+            differs_by_rank = name not in manifest.shared
             may_need_all_states = differs_by_rank and not has_same_ranks
             if may_need_all_states and isinstance(part, LoadsFromRanks):
                 load_from_ranks(part, [state[name] for state in states], path, name)
+            elif may_need_all_states and name in self.compared_names:
+                raise other_rank_count_error(path, name, len(states), world_size)
             else:  # the first state is this rank's, or rank 0's if the number of ranks has changed
                 load(part, states[0][name], path, name)
 
@@ -208,16 +273,19 @@ class Parts:
                 states.append(unpack(tensors, manifest.of_ranks[rank]))
             # A network is in `shared` for its parameters, which `restore` reads itself, and in
             # `of_rank` for its buffers, which were read above.
-            for name in self.shared.keys() - self.of_rank.keys():
+            for name in manifest.shared.keys() - self.of_rank.keys():
                 tensors = read_files_of_ranks(path, name, manifest.files)
                 states[0][name] = unpack(tensors, manifest.shared[name], self.mesh)
         return states
 
     def require_same_names(self, path: Path, manifest: Manifest) -> None:
         """Raise a `UserError` if the checkpoint or this run has a part that the other lacks."""
-        different_names = self.shared.keys() ^ manifest.shared.keys()
+        # The compared parts that differed between ranks when the checkpoint was written.
+        differing_names = self.compared_names & manifest.of_ranks[0].keys()
+        different_names = self.shared.keys() ^ (manifest.shared.keys() | differing_names)
         for state in manifest.of_ranks:
-            different_names |= self.of_rank.keys() ^ state.keys()
+            different_names |= self.of_rank.keys() ^ (state.keys() - differing_names)
+        different_names.discard(LEFT_GRADIENTS)
         if different_names:
             names = ", ".join(sorted(different_names))
             raise UserError(
@@ -225,6 +293,29 @@ class Parts:
                 f"either the checkpoint or this run lacks {names}",
                 advice=MODEL_ADVICE,
             )
+
+
+def other_rank_count_error(path: Path, name: str, saved_count: int, world_size: int) -> UserError:
+    """Return the error for a part that differs between ranks, on another number of ranks.
+
+    Args:
+        saved_count: the number of ranks that the checkpoint has.
+        world_size: the number of ranks now.
+    """
+    processes = counted(saved_count, "process", "processes")
+    if name == LEFT_GRADIENTS:
+        reason = "gradients were left after the last update, and they differ between processes"
+        further_advice = ""
+    else:
+        reason = f"the part {name!r} of run.keep(...) has a state of its own on each process"
+        further_advice = (
+            ", or give the class of this part a method load_from_ranks(states), which gets the "
+            "list of all states"
+        )
+    return UserError(
+        f"{path} can't go on with {counted(world_size, 'process', 'processes')}, because {reason}",
+        advice=f"resume with {processes}{further_advice}",
+    )
 
 
 def restoring(path: Path, name: str) -> AbstractContextManager[None]:

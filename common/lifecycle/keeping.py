@@ -41,7 +41,7 @@ def keep(
         # These two functions change nothing about a part that is not an optimizer.
         turn_off_unfit_fused_kernel(bare_part, context.accelerator.device)
         start_momentum(bare_part)
-        context.parts.add(name, part)
+        context.parts.add(name, part, compared=True)
     refuse_unkept_part(context.accelerator, parts.values())
     optimizers = {
         name: cast("Optimizer", part)

@@ -49,6 +49,7 @@ def save(started: StartedRun) -> None:
         # would be of no use, because a resume from it would end in the same way.
         context.guard.check(step)
         compare_weights_of_ranks(context)
+        context.parts.compare_over_ranks(context.accelerator)
         context.checkpoints.save(step, context.parts.collect(), run_identity(started))
         context.decisions.note_checkpoint()
 

@@ -145,6 +145,7 @@ def keep_own_parts(context: Context, loaded: LoadedData) -> None:
     parts.add("meters", context.meters, shared=False)
     parts.add("guard", context.guard, shared=False)
     parts.add("random", context.random, shared=False)
+    parts.add_left_gradients()
     # A resume compares this description with the parts that it begins with. Training may change an
     # optimizer's options, so the parts are described now, before the first update.
     parts.freeze_description()

@@ -24,6 +24,8 @@ from common.checkpoints.same_run import excerpts, require_same_facts
 from common.checkpoints.state import Parts, restore_newest
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import UserError
+from common.storage.value_digests import digest_of_state
+from tests.ranks import on_ranks
 from tests.unit.checkpoint_store import RUN_ID, checkpoints_in, newest_whole
 from tests.unit.manifest_facts import identity_at
 
@@ -465,6 +467,84 @@ def test_restore_on_another_number_of_processes(tmp_path: Path, old: int, new: i
         assert model.body[1].running_mean.eq(0).all()
         assert sums.values == {"total": sum(range(1, old + 1))}
         assert guard.values["seen"].tolist() == [0]
+
+
+STATES_OF_TWO: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "equal": ({"a": [1, torch.ones(3)]}, {"a": [1, torch.ones(3)]}),
+    "in another order": ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    "another number": ({"a": [1, torch.ones(3)]}, {"a": [2, torch.ones(3)]}),
+    "another tensor": ({"a": torch.ones(3)}, {"a": torch.zeros(3)}),
+    "the same values in another order": ({"a": torch.tensor([1, 2])}, {"a": torch.tensor([2, 1])}),
+    "another array": ({"a": np.arange(3)}, {"a": np.arange(3) + 1}),
+    "another length": ({"rows": [1, 2, 3]}, {"rows": [1, 2]}),
+    "other keys": ({"a": 1}, {"b": 1}),
+    "a state on one rank only": ({}, {"a": torch.ones(2)}),
+}
+
+
+@pytest.mark.parametrize("states", STATES_OF_TWO.values(), ids=STATES_OF_TWO)
+def test_each_rank_writes_a_part_that_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    """If the states are equal, rank 0 writes them, and any number of ranks can read them."""
+
+    def differing_positions(accelerator: Any, numbers: list[int]) -> list[int]:
+        rows = accelerator.exchange.all_values(accelerator.process_index, numbers)
+        return [position for position, column in enumerate(zip(*rows, strict=True))
+                if len({*column}) > 1]  # fmt: skip
+
+    monkeypatch.setattr("common.checkpoints.state.differing_positions", differing_positions)
+
+    def parts_with(rank: int, state: dict[str, Any]) -> tuple[Parts, Counts]:
+        parts = Parts(rank, mesh=None)
+        replay = Counts(**state)
+        parts.add("replay", replay, compared=True)
+        return parts, replay
+
+    def compared(accelerator: Any) -> Parts:
+        parts, _ = parts_with(accelerator.process_index, states[accelerator.process_index])
+        parts.compare_over_ranks(accelerator)
+        return parts
+
+    path = save(tmp_path, 1, *on_ranks(2, compared))
+    for rank in range(2):
+        parts, replay = parts_with(rank, {})
+        restore(path, parts, 2)
+        assert digest_of_state(replay.values) == digest_of_state(states[rank])
+    are_equal = digest_of_state(states[0]) == digest_of_state(states[1])
+    assert ("replay" in read_manifest(path).shared) == are_equal
+    parts, replay = parts_with(0, {})
+    if are_equal:
+        restore(path, parts)
+        assert digest_of_state(replay.values) == digest_of_state(states[0])
+    else:
+        with pytest.raises(UserError, match=r"'replay' .* has a state of its own on each process"):
+            restore(path, parts)
+
+
+@pytest.mark.parametrize("left", [(), ("head.weight",), ("body.0.bias", "head.weight")])
+def test_gradients_that_are_left_come_back(tmp_path: Path, left: tuple[str, ...]) -> None:
+    """A parameter without a gradient has none after the restore, and not zeros."""
+
+    def model_and_parts() -> tuple[Tied, Parts]:
+        model = Tied()
+        parts = Parts(0, mesh=None)
+        parts.add("model", model)
+        parts.add_left_gradients()
+        return model, parts
+
+    model, parts = model_and_parts()
+    for name in left:
+        parameter = model.get_parameter(name)
+        parameter.grad = torch.randn_like(parameter)
+    path = save(tmp_path, 1, parts)
+    resumed, resumed_parts = model_and_parts()
+    restore(path, resumed_parts)
+    for (name, parameter), before in zip(
+        resumed.named_parameters(), model.parameters(), strict=True
+    ):
+        assert (parameter.grad is None) == (before.grad is None), name
+        assert before.grad is None or torch.equal(before.grad, parameter.grad)
 
 
 def test_random_numbers_continue_after_a_restore(tmp_path: Path) -> None:
