@@ -217,7 +217,10 @@ def test_signals_to_the_command_reach_the_script(
 def test_launchers_run_and_start_ranks_as_forks(runner: Runner, tmp_path: Path) -> None:
     """The folder's `accelerate launch` and `torchrun` run their own code and start forks."""
     script = tmp_path / "script.py"
-    script.write_text("import os; " + IS_FORK.replace("print(", "print(os.environ['RANK'], "))
+    # One write for each rank: `print` would write each word on its own, as launchers start Python
+    # without buffers, and the words of two ranks would mix.
+    words_of_rank = "{os.environ['RANK']} {'torch' in sys.modules} {sys.argv[1:]}"
+    script.write_text(f'import os, sys\nsys.stdout.write(f"{words_of_rank}\\n")\n')
     multi_cpu = ("--config_file", CONFIGS / "multi_cpu.yaml", "--main_process_port", free_port())
     for name, words in (
         ("accelerate", ("launch", *multi_cpu)),
@@ -233,7 +236,7 @@ def test_launchers_run_and_start_ranks_as_forks(runner: Runner, tmp_path: Path) 
         )
         assert run.returncode == 0, run.stderr
         lines = sorted(run.stdout.split("\n")[:-1])
-        assert [line.strip() for line in lines] == [f"{n} True ['--flag']" for n in range(2)]
+        assert lines == [f"{n} True ['--flag']" for n in range(2)]
 
 
 @pytest.mark.parametrize("launcher", ["fork", "plain python"])
