@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from weakref import WeakSet, ref
 
 from torch import nn
 
@@ -11,13 +10,9 @@ from common.checkpoints import export
 from common.checkpoints.adapters import State
 from common.console import warn
 from common.console.display import DISPLAY
+from common.lifecycle.evaluated_networks import EvaluatedNetworks
 from common.lifecycle.evaluation_figures import checked_figures, refuse_means
-from common.lifecycle.misuse import (
-    nan_warning,
-    note_several_models,
-    other_best_model_error,
-    other_exported_model_error,
-)
+from common.lifecycle.misuse import nan_warning
 from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, KeptParts, LoadedData
 from common.measure.value_checks import Metrics
@@ -42,17 +37,8 @@ class Evaluations:
         self.rehearsal = Rehearsal(is_wanted=rehearse and not context.config.evaluate_only)
         self.has_warned_of_nan = False  # whether a warning told of an objective that is NaN
         self.states_before_rehearsal: State | None = None  # of the random generators
-        self.evaluated_model: nn.Module | None = None  # the bare model that was evaluated last
-        self.evaluated_step: int | None = None  # the update after which this model was evaluated
-        # The bare models that the rehearsal evaluated.
-        self.rehearsed_models: set[nn.Module] = set()
-        # All bare models that the recipe evaluated, in rehearsals too. References are weak, because
-        # a recipe may make a new copy for each evaluation.
-        self.evaluated_models: WeakSet[nn.Module] = WeakSet()
-        self.best_model: ref[nn.Module] | None = None  # whose weights were saved as the best
-        # The model that `load_best` was given, and the models that were evaluated before.
-        self.model_with_best: nn.Module | None = None
-        self.models_before_best: WeakSet[nn.Module] = WeakSet()
+        self.networks = EvaluatedNetworks()
+        self.evaluated_step: int | None = None  # the update after which a network was evaluated
         self.kept_step: int | None = None  # the update of the model to export, once it is known
 
     def is_due(self, plan: Plan, loaded: LoadedData) -> bool:
@@ -104,7 +90,7 @@ class Evaluations:
         context = self.context
         step = context.progress.global_step
         bare_model: nn.Module = context.accelerator.unwrap_model(model)
-        self.evaluated_models.add(bare_model)
+        self.networks.add(bare_model)
         seed = context.config.seed
         mode = evaluation_mode(context.accelerator, bare_model, context.random, seed)
         if self.rehearsal.is_on:
@@ -120,13 +106,13 @@ class Evaluations:
                 # resumed run repeats it.
                 restore_buffers()
                 save_and_leave()
-        self.evaluated_model = bare_model
+        self.networks.last = bare_model
         self.evaluated_step = step
 
     @contextmanager
     def rehearsing(self, bare_model: nn.Module) -> Iterator[None]:
         """Let an evaluation read two batches at most, then restore the model's buffers."""
-        self.rehearsed_models.add(bare_model)
+        self.networks.add_rehearsed(bare_model)
         restore_buffers = keep_buffers(bare_model)
         self.rehearsal.begin_evaluation()
         with self.context.meters.stopwatch.stopped():
@@ -139,7 +125,7 @@ class Evaluations:
 
         Without an evaluation, return the model that is trained.
         """
-        return kept.bare_model if self.evaluated_model is None else self.evaluated_model
+        return kept.bare_model if self.networks.last is None else self.networks.last
 
     def log(self, figures: Metrics, split: Split, kept: KeptParts) -> None:
         """Log an evaluation that was due. If it is the best one, save its model in the background.
@@ -155,8 +141,7 @@ class Evaluations:
         values = checked_figures(figures, context.objective, context.accelerator)
         if self.rehearsal.is_on:
             refuse_means(figures, context.accelerator)
-            note_several_models(len(self.rehearsed_models))
-            self.rehearsed_models.clear()
+            self.networks.end_rehearsal()
             self.rehearsal.accept_figures()
             if self.states_before_rehearsal is not None:
                 context.random.load_state_dict(self.states_before_rehearsal)
@@ -167,7 +152,7 @@ class Evaluations:
             with context.meters.stopwatch.stopped():
                 compare_weights_of_ranks(context)
                 best_model = self.model_to_export(kept)
-                self.best_model = ref(best_model)
+                self.networks.save_as_best(best_model)
                 weights = export.weights_of(best_model)
                 context.checkpoints.save_best(context.progress.global_step, weights)
 
@@ -225,11 +210,7 @@ class Evaluations:
         if not context.best.is_kept or best_step is None:
             return
         bare_model: nn.Module = context.accelerator.unwrap_model(model)
-        is_other_one = self.best_model is not None and bare_model is not self.best_model()
-        if is_other_one and bare_model in self.evaluated_models:
-            raise other_best_model_error()
-        self.model_with_best = bare_model
-        self.models_before_best = WeakSet(self.evaluated_models)
+        self.networks.load_best_into(bare_model)
         if best_step == step:
             return
         save()
@@ -239,16 +220,3 @@ class Evaluations:
         self.kept_step = best_step
         path, weights = context.checkpoints.read_best(best_step)
         export.put_weights(bare_model, weights, path)
-
-    def require_best_model_last(self) -> None:
-        """Raise a `UserError` if the model to export is not the one that `load_best` was given.
-
-        The figures and the update in `model.json` would be those of another network. A network that
-        is evaluated for the first time now was made of the best one, for example by merging
-        adapters into it.
-        """
-        exported = self.evaluated_model
-        if exported is None or self.model_with_best is None or exported is self.model_with_best:
-            return
-        if exported in self.models_before_best:
-            raise other_exported_model_error()

@@ -68,7 +68,7 @@ LEVELS_WITHIN = {
             "trying_loss",
             "unread_flags",
         ),
-        ("evaluation_figures", "start"),
+        ("evaluated_networks", "evaluation_figures", "start"),
         ("evaluations",),
         ("end", "training_loop"),
     ),

@@ -36,7 +36,7 @@ def finish(started: StartedRun, evaluations: Evaluations, figures: Metrics) -> N
     """
     context = started.context
     step = context.progress.global_step
-    evaluations.require_best_model_last()
+    evaluations.networks.require_best_last()
     split = started.loaded.test_split
     was_trained = not context.config.evaluate_only
     end_training(started)

@@ -1,0 +1,71 @@
+"""Which network a recipe evaluated, saved as the best, and exports, if it evaluates several."""
+
+from weakref import WeakSet, ref
+
+from torch import nn
+
+from common.lifecycle.misuse import (
+    note_several_models,
+    other_best_model_error,
+    other_exported_model_error,
+)
+
+
+class EvaluatedNetworks:
+    """The bare networks that a recipe has evaluated, such as raw weights and their average.
+
+    References to earlier networks are weak, because a recipe may make a new copy for each
+    evaluation.
+    """
+
+    def __init__(self) -> None:
+        self.last: nn.Module | None = None  # evaluated last, which the run exports
+        self.all: WeakSet[nn.Module] = WeakSet()  # those of rehearsals, too
+        self.rehearsed: set[nn.Module] = set()  # since the last call of `run.log`
+        self.saved_as_best: ref[nn.Module] | None = None
+        self.given_to_load_best: nn.Module | None = None
+        self.evaluated_before_load_best: WeakSet[nn.Module] = WeakSet()
+
+    def add(self, network: nn.Module) -> None:
+        """Note a network whose evaluation begins."""
+        self.all.add(network)
+
+    def add_rehearsed(self, network: nn.Module) -> None:
+        """Note a network whose rehearsal begins."""
+        self.rehearsed.add(network)
+
+    def end_rehearsal(self) -> None:
+        """Tell the user which network is saved as the best, if the recipe rehearsed several."""
+        note_several_models(len(self.rehearsed))
+        self.rehearsed.clear()
+
+    def save_as_best(self, network: nn.Module) -> None:
+        """Note the network whose weights were saved as the best."""
+        self.saved_as_best = ref(network)
+
+    def load_best_into(self, network: nn.Module) -> None:
+        """Note the network that `run.load_best` got.
+
+        Raises:
+            UserError: the recipe evaluated this network, but saved another one as the best. A
+                resume without a further evaluation can't tell.
+        """
+        is_other_one = self.saved_as_best is not None and network is not self.saved_as_best()
+        if is_other_one and network in self.all:
+            raise other_best_model_error()
+        self.given_to_load_best = network
+        self.evaluated_before_load_best = WeakSet(self.all)
+
+    def require_best_last(self) -> None:
+        """Raise a `UserError` if the network to export is not the one that `load_best` got.
+
+        The figures and the update in `model.json` would be those of another network. A network that
+        is evaluated for the first time now was made of the best one, for example by merging
+        adapters into it.
+        """
+        if self.last is None or self.given_to_load_best is None:
+            return
+        if self.last is self.given_to_load_best:
+            return
+        if self.last in self.evaluated_before_load_best:
+            raise other_exported_model_error()
