@@ -154,8 +154,8 @@ class Run:
                 its name. Parts that are None, as a scheduler may be, are left out.
 
         Raises:
-            UserError: the model or the optimizer is missing, or the Accelerator prepared a part
-                that is not named here.
+            UserError: the model or the optimizer is missing or not prepared, or the Accelerator
+                prepared a part that is not named here.
         """
         all_parts: dict[str, Stateful | None] = {
             "model": model,
@@ -257,10 +257,12 @@ class Run:
     def clip_grad_norm_(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Clip the gradients' global norm in place; skip the update if the norm is not finite.
 
-        Such an update would ruin the weights.
+        Such an update would ruin the weights. One call is enough for a network with several
+        optimizers: all of them skip the update. With several networks, call this for each.
 
         Raises:
-            UserError: a parameter was unfrozen, and no optimizer updates it.
+            UserError: a parameter was unfrozen, and no optimizer updates it; or in fp16, an
+                optimizer of the network has made its step in this update.
         """
         self._loop.clip(model, optimizer)
 

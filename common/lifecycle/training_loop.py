@@ -110,6 +110,7 @@ class TrainingLoop:
                 checkpoint.
         """
         context = self.context
+        context.guard.end_update()
         # The row of the previous update is complete; see `PendingRow`.
         context.logs.write_row()
         step = context.progress.advance()

@@ -78,10 +78,14 @@ class GradientGuard:
         self.skipped = 0
         self.skipped_in_a_row: list[int] = []  # for each network, by its number
         self.network_numbers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-        # Norms on the device that nobody has read yet, each with the number of its network.
+        # The norm of each network that was clipped in this update, by its number.
+        self.norms_of_update: dict[int, torch.Tensor] = {}
+        # Norms of earlier updates that nobody has read yet, each with the number of its network.
         self.unread_norms: list[tuple[int, torch.Tensor]] = []
         # A network's parameters are listed only once, because that costs as much as clipping.
         self.parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
+        # The optimizers that update each network. Finding them costs as much as clipping, too.
+        self.optimizers: WeakKeyDictionary[nn.Module, list[Optimizer]] = WeakKeyDictionary()
         # This rank's losses of the micro-batches of update 1, read only for an error message.
         self.first_losses: list[torch.Tensor | float] = []
         self.unfreezing = UnfreezingWatch(accelerator)
@@ -92,16 +96,19 @@ class GradientGuard:
         """Clip the global norm of a network's gradients, and mark an update that is not finite.
 
         The gradients are clipped when this method returns. A recipe may change them afterwards. The
-        optimizer's next step skips a marked update.
+        next step of each optimizer that updates the network skips a marked update. So one call is
+        enough for a network with several optimizers, and a further call does no harm.
 
         Raises:
-            UserError: a parameter was unfrozen, and no optimizer updates it.
+            UserError: a parameter was unfrozen, and no optimizer updates it; or in fp16, an
+                optimizer of the network has made its step in this update.
         """
-        self.accelerator.unscale_gradients(optimizer)
         parameters = self.parameters.get(model)
         if parameters is None:
             parameters = self.parameters[model] = [*model.parameters()]
             self.number_network(model)
+        optimizers = self.optimizers_of(model, optimizer)
+        self.unscale(optimizers)
         trained: list[nn.Parameter] = []
         gradients: list[torch.Tensor] = []
         for parameter in parameters:
@@ -112,17 +119,14 @@ class GradientGuard:
         self.unfreezing.check(model, optimizer, parameters, trained)
         # If gradients are sharded, each rank knows only the norm of its own shards.
         norm = norm_over_ranks(nn.utils.get_total_norm(gradients, foreach=True))
-        self.unread_norms.append((self.network_numbers[model], norm))
+        is_first_call = self.note_norm(self.network_numbers[model], norm)
         # The log has the norm of the network that was clipped first, which stands first here.
-        if model is next(iter(self.parameters)):
+        if is_first_call and model is next(iter(self.parameters)):
             self.remember_norms(model, gradients, norm)
-        bare = cast("FusedOptimizer", bare_optimizer(optimizer))
-        if not getattr(bare, "_step_supports_amp_scaling", False):
-            self.clip_unfused(bare, gradients, norm)
-        elif self.reads_norm:
-            self.clip_after_reading(bare, gradients, norm)
+        if self.reads_norm or not all(map(skips_on_device, optimizers)):
+            self.clip_after_reading(optimizers, gradients, norm)
         else:
-            self.clip_on_device(bare, gradients, norm)
+            self.clip_on_device(optimizers, gradients, norm)
 
     def number_network(self, model: nn.Module) -> None:
         """Give a network the next number, by which its skipped updates in a row are counted."""
@@ -130,6 +134,52 @@ class GradientGuard:
         # A checkpoint may have the count of this network already.
         if len(self.skipped_in_a_row) < len(self.network_numbers):
             self.skipped_in_a_row.append(0)
+
+    def optimizers_of(self, model: nn.Module, optimizer: Optimizer) -> list[Optimizer]:
+        """Return the bare optimizers that update parameters of a network, among them `optimizer`.
+
+        Args:
+            optimizer: the one that the recipe names. The Accelerator may not have prepared it.
+        """
+        optimizers = self.optimizers.get(model)
+        if optimizers is None:
+            ids = set(map(id, self.parameters[model]))
+            prepared_optimizers = map(bare_optimizer, self.accelerator._optimizers)
+            optimizers = self.optimizers[model] = [
+                prepared_optimizer
+                for prepared_optimizer in prepared_optimizers
+                if not ids.isdisjoint(map(id, parameters_of(prepared_optimizer)))
+            ]
+        bare = bare_optimizer(optimizer)
+        if not any(bare is known_optimizer for known_optimizer in optimizers):
+            optimizers.append(bare)
+        return optimizers
+
+    def unscale(self, optimizers: list[Optimizer]) -> None:
+        """Undo fp16's loss scale in the gradients of a network's optimizers.
+
+        If the gradients of one of them overflow, all of them skip the update.
+        """
+        for optimizer in optimizers:
+            self.accelerator.unscale_gradients(optimizer)
+        if self.is_fp16 and len(optimizers) > 1:
+            self.accelerator.scaler.skip_together(optimizers)
+
+    def note_norm(self, number: int, norm: torch.Tensor) -> bool:
+        """Keep the norm of a network; return whether this is its first one in this update.
+
+        If one of several norms is not finite, the one that is kept is not finite either.
+        """
+        earlier = self.norms_of_update.get(number)
+        self.norms_of_update[number] = norm if earlier is None else torch.maximum(earlier, norm)
+        return earlier is None
+
+    def end_update(self) -> None:
+        """Note that an update is over, so that the next norm of a network is that of another."""
+        self.unread_norms.extend(self.norms_of_update.items())
+        self.norms_of_update.clear()
+        if self.is_fp16:
+            self.accelerator.scaler.end_update()
 
     def remember_norms(
         self, model: nn.Module, gradients: list[torch.Tensor], norm: torch.Tensor
@@ -143,7 +193,7 @@ class GradientGuard:
             self.parameter_norms = dict(zip(names, norms, strict=True))
 
     def clip_on_device(
-        self, optimizer: FusedOptimizer, gradients: list[torch.Tensor], norm: torch.Tensor
+        self, optimizers: list[Optimizer], gradients: list[torch.Tensor], norm: torch.Tensor
     ) -> None:
         """Clip the gradients, and mark a non-finite update, without waiting for the device.
 
@@ -152,29 +202,29 @@ class GradientGuard:
         if not self.is_fp16:  # in fp16, `GradScaler` finds non-finite gradients itself
             # A norm is never negative, so one comparison replaces the four in `isfinite`. NaN is
             # not less than infinity, so it is marked as well.
-            self.mark(optimizer, norm.lt(math.inf).logical_not_().float())
+            found_inf = norm.lt(math.inf).logical_not_().float()
+            for optimizer in optimizers:
+                self.mark(cast("FusedOptimizer", optimizer), found_inf)
         if self.max_grad_norm:
             # The factor is exactly 1 for a small norm, so such gradients keep their bits.
             multiply(gradients, norm.div(self.max_grad_norm).clamp_(min=1.0).reciprocal_())
 
     def clip_after_reading(
-        self, optimizer: FusedOptimizer, gradients: list[torch.Tensor], norm: torch.Tensor
+        self, optimizers: list[Optimizer], gradients: list[torch.Tensor], norm: torch.Tensor
     ) -> None:
         """Read the norm, then clip only if it is too large; mark the update if it is not finite.
 
-        Reading costs nothing on a CPU, and mostly saves the multiplication.
+        Reading costs nothing on a CPU, and mostly saves the multiplication. It is also for
+        optimizers whose step can't skip an update, and then waits for the device.
         """
         is_finite = self.clip_if_finite(gradients, norm)
-        if not is_finite:
-            self.mark(optimizer, torch.ones_like(norm))
-
-    def clip_unfused(
-        self, optimizer: Optimizer, gradients: list[torch.Tensor], norm: torch.Tensor
-    ) -> None:
-        """Clip for an optimizer whose step can't skip an update; this waits for the device."""
-        is_finite = self.clip_if_finite(gradients, norm)
-        if not is_finite and not self.is_fp16:  # in fp16, `GradScaler` leaves such a step out
-            drop_gradients_at_next_step(optimizer)
+        if is_finite or self.is_fp16:  # in fp16, `GradScaler` leaves such a step out
+            return
+        for optimizer in optimizers:
+            if skips_on_device(optimizer):
+                self.mark(cast("FusedOptimizer", optimizer), torch.ones_like(norm))
+            else:
+                drop_gradients_at_next_step(optimizer)
 
     def clip_if_finite(self, gradients: list[torch.Tensor], norm: torch.Tensor) -> bool:
         """Read the norm; clip gradients that are too large. Return whether the norm is finite."""
@@ -212,6 +262,8 @@ class GradientGuard:
         Each network has its own count of updates in a row. One network of several may overflow in
         each update while the others are healthy.
         """
+        self.unread_norms.extend(self.norms_of_update.items())
+        self.norms_of_update.clear()
         if not self.unread_norms:
             return
         numbers = [number for number, _ in self.unread_norms]
@@ -427,6 +479,11 @@ def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
         yield from group["params"]
 
 
+def skips_on_device(optimizer: Optimizer) -> bool:
+    """Whether an optimizer's step obeys `found_inf`, as fused kernels do."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
 def norm_over_ranks(norm: torch.Tensor) -> torch.Tensor:
     """Combine the ranks' norms of a sharded gradient in a collective; return others as they are."""
     return cast("DTensor", norm).full_tensor() if is_sharded(norm) else norm
@@ -450,10 +507,15 @@ def drop_gradients_at_next_step(optimizer: Optimizer) -> None:
     They are not removed at once, because the recipe may change or add gradients after clipping.
     The step must not apply those either.
     """
+    is_dropped = False
 
     def drop(optimizer: Optimizer, *unused: object) -> None:
-        handle.remove()
+        # torch goes through the hooks now, so this one stays, and does nothing in later steps.
+        nonlocal is_dropped
+        if is_dropped:
+            return
+        is_dropped = True
         for parameter in parameters_of(optimizer):
             parameter.grad = None
 
-    handle = optimizer.register_step_pre_hook(drop)
+    optimizer.register_step_pre_hook(drop)

@@ -1,8 +1,13 @@
 """The loss scale of fp16, for any number of optimizers and any device."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch.amp.grad_scaler import OptState
 
+from common.checkpoints.shards import local
+from common.errors import UserError
 from common.system.devices import has_float64
 
 
@@ -13,6 +18,11 @@ class SharedScaler(torch.amp.GradScaler):
     their gradients, which clipping has unscaled, would be divided by the scale again.
     """
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # The optimizers whose gradients were unscaled since the scale last changed.
+        self.unscaled_optimizers: list[torch.optim.Optimizer] = []
+
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Change the scale, but only in the call that follows the last optimizer's step.
 
@@ -21,26 +31,82 @@ class SharedScaler(torch.amp.GradScaler):
         stages = [state["stage"] for state in self._per_optimizer_states.values()]
         if all(stage is OptState.STEPPED for stage in stages):
             super().update(new_scale)
+            self.unscaled_optimizers.clear()
+
+    def skip_together(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Have optimizers skip their next steps if the gradients of any of them overflowed.
+
+        Their gradients must be unscaled. Nothing waits for the device.
+        """
+        states = [self._per_optimizer_states[id(optimizer)] for optimizer in optimizers]
+        overflows = [found for state in states for found in state["found_inf_per_device"].values()]
+        if overflows:  # there are none if no parameter has a gradient
+            overflow = torch.stack(overflows).amax()
+            for state in states:
+                state["found_inf_per_device"] = {overflow.device: overflow}
+
+    def end_update(self) -> None:
+        """Scale the gradients of optimizers again that were unscaled but made no step.
+
+        The next backward pass may add scaled gradients to them. If other optimizers have stepped,
+        the scale changes now, because `update` has waited for these.
+        """
+        waiting_optimizers = [
+            optimizer
+            for optimizer in self.unscaled_optimizers
+            if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.UNSCALED
+        ]
+        self.unscaled_optimizers.clear()
+        for optimizer in waiting_optimizers:
+            del self._per_optimizer_states[id(optimizer)]
+        if self._per_optimizer_states:
+            self.update()
+        if self._scale is not None:
+            scale_gradients(waiting_optimizers, self._scale)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the gradients by the scale, also on a device without float64.
 
-        Torch inverts the scale in float64. Without float64, the scale is inverted in fp32. The
-        result is the same, because the scale is a power of two.
+        A second call for the same update does nothing. Torch inverts the scale in float64. Without
+        float64, the scale is inverted in fp32. The result is the same, because the scale is a power
+        of two.
 
         Raises:
-            RuntimeError: the gradients of this update were unscaled already.
+            UserError: the optimizer has made its step in this update.
         """
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is OptState.STEPPED:
+            raise late_unscaling_error()
+        if state["stage"] is OptState.UNSCALED:
+            return
+        self.unscaled_optimizers.append(optimizer)
         scale = self._scale
         # If the scale is not a tensor, no loss was scaled yet. Torch's method handles this case.
         if not isinstance(scale, torch.Tensor) or has_float64(scale.device):
             super().unscale_(optimizer)
             return
-        state = self._per_optimizer_states[id(optimizer)]
-        if state["stage"] is not OptState.READY:
-            raise RuntimeError("gradients are unscaled once for each update, and before the step")
         overflow = torch.zeros((), dtype=torch.float32, device=scale.device)
         state["found_inf_per_device"] = self._unscale_grads_(
             optimizer, scale.reciprocal(), overflow, False
         )
         state["stage"] = OptState.UNSCALED
+
+
+def scale_gradients(optimizers: Iterable[torch.optim.Optimizer], scale: torch.Tensor) -> None:
+    """Multiply all gradients of some optimizers by the loss scale, in place."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    local(parameter.grad).mul_(scale)
+
+
+def late_unscaling_error() -> UserError:
+    """Return the error for gradients that are clipped after a step with them in the same update."""
+    return UserError(
+        "in fp16, the gradients of an optimizer are clipped after its step in the same update",
+        advice=(
+            "call run.clip_grad_norm_ once for each network, before the first optimizer.step(), or "
+            "pass it only the part of the network that the optimizer updates"
+        ),
+    )

@@ -210,7 +210,7 @@ def test_non_finite_updates_are_skipped_on_any_device(optimizer_class: Any, caps
     turn_off_unfit_fused_kernel(optimizer, CPU)
     assert ("can't skip an update" in capsys.readouterr().out) == (optimizer_class is IgnoresSkips)
     accelerator: Any = SimpleNamespace(
-        device=CPU, scaler=None, unscale_gradients=lambda optimizer: None
+        device=CPU, scaler=None, unscale_gradients=lambda optimizer: None, _optimizers=[]
     )
     guard = GradientGuard(accelerator, max_grad_norm=1.0, by_layer=False)
     before = model.weight.detach().clone()

@@ -174,7 +174,7 @@ def test_gradients_are_clipped_after_they_are_unscaled(fused: bool) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     accelerator = alone()
     accelerator.scaler = scaler
-    accelerator.unscale_gradients = lambda wrapped: scaler.unscale_(wrapped.optimizer)
+    accelerator.unscale_gradients = scaler.unscale_
     guard = GradientGuard(accelerator, max_grad_norm=10.0, by_layer=False)
     scaler.scale((weight * 3.0).sum()).backward()  # a gradient of 3 each: a norm of 6
     guard.clip(model, optimizer)  # type: ignore[arg-type]
@@ -190,7 +190,7 @@ def test_two_optimizers_share_a_loss_scale() -> None:
     scaler = SharedScaler("cpu", init_scale=1024.0, growth_interval=1)
     accelerator = alone()
     accelerator.scaler = scaler
-    accelerator.unscale_gradients = lambda wrapped: scaler.unscale_(wrapped.optimizer)
+    accelerator.unscale_gradients = scaler.unscale_
     guard = GradientGuard(accelerator, max_grad_norm=0.0, by_layer=False)
     weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     models = [torch.nn.Module() for _ in weights]
@@ -209,6 +209,144 @@ def test_two_optimizers_share_a_loss_scale() -> None:
             assert weight.tolist() == [-update, -update]
             optimizer.zero_grad()
         assert scaler.get_scale() == 1024.0 * 2**update  # it doubles without an overflow
+
+
+@pytest.fixture(params=["fused", "not fused", "first fused", "second fused"])
+def two_optimizers(request: pytest.FixtureRequest) -> Any:
+    """Return a function that builds a network with two weights, each with its own optimizer."""
+    fused = {
+        "fused": (True, True),
+        "not fused": (False, False),
+        "first fused": (True, False),
+        "second fused": (False, True),
+    }[request.param]
+
+    def build(scale: float | None, **options: Any) -> Any:
+        model = torch.nn.Module()
+        model.first, model.second = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
+        optimizers = [
+            torch.optim.SGD([weight], lr=1.0, fused=is_fused)
+            for weight, is_fused in zip(model.parameters(), fused, strict=True)
+        ]
+        accelerator = alone(unwrap_model=lambda wrapped: wrapped)
+        accelerator._optimizers = optimizers
+        if scale is not None:
+            accelerator.scaler = SharedScaler("cpu", init_scale=scale, growth_interval=1)
+            accelerator.unscale_gradients = accelerator.scaler.unscale_
+        guard = GradientGuard(accelerator, **{"max_grad_norm": 1.0, "by_layer": True, **options})
+        return SimpleNamespace(
+            model=model, optimizers=optimizers, guard=guard, scaler=accelerator.scaler
+        )
+
+    return build
+
+
+def backward(setup: Any, first: float, second: float) -> None:
+    """Give the two weights gradients of the true sizes, times the loss scale."""
+    loss = first * setup.model.first.sum() + second * setup.model.second.sum()
+    (loss if setup.scaler is None else setup.scaler.scale(loss)).backward()
+
+
+def step(setup: Any, *numbers: int) -> None:
+    """Make the steps of some of the optimizers, and end the update."""
+    for number in numbers:
+        optimizer = setup.optimizers[number]
+        if setup.scaler is None:
+            optimizer.step()
+        else:
+            setup.scaler.step(optimizer)
+            setup.scaler.update()
+        optimizer.zero_grad()
+    setup.guard.end_update()
+
+
+@pytest.mark.parametrize("calls", [(0,), (1,), (0, 1), (1, 0), (0, 0)])
+@pytest.mark.parametrize("scale", [None, 1024.0])
+def test_one_call_clips_a_network_with_two_optimizers(
+    two_optimizers: Any, calls: tuple[int, ...], scale: float | None
+) -> None:
+    """Whichever optimizer a call names, and how often, the norm is that of all true gradients."""
+    setup = two_optimizers(scale)
+    expected = torch.zeros(2)
+    for gradients in ((3.0, 4.0), (0.03, 0.04)):
+        backward(setup, *gradients)
+        for number in calls:
+            setup.guard.clip(setup.model, setup.optimizers[number])
+        norm = math.hypot(*gradients) * 2  # each weight has four elements
+        figures = setup.guard.figures()
+        assert figures["train/grad_norm"] == pytest.approx(norm), "before clipping"
+        assert figures["gradients/"] == pytest.approx(norm)
+        step(setup, 0, 1)
+        expected -= torch.tensor(gradients) / max(1.0, norm)
+        moved = torch.stack([setup.model.first.detach()[0], setup.model.second.detach()[0]])
+        torch.testing.assert_close(moved, expected)
+    if scale is not None:
+        assert setup.scaler.get_scale() == scale * 4, "it doubles after each update"
+
+
+@pytest.mark.parametrize("calls", [(0,), (1,), (0, 1), (1, 0)])
+@pytest.mark.parametrize("broken", [0, 1])
+@pytest.mark.parametrize("scale", [None, 1024.0])
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+def test_all_optimizers_of_a_network_skip_a_non_finite_update(
+    two_optimizers: Any,
+    calls: tuple[int, ...],
+    broken: int,
+    scale: float | None,
+    max_grad_norm: float,
+) -> None:
+    """The next update is applied, and the skipped one counts once."""
+    setup = two_optimizers(scale, max_grad_norm=max_grad_norm)
+    gradients = [0.25, 0.25]
+    gradients[broken] = float("inf")
+    backward(setup, *gradients)
+    for number in calls:
+        setup.guard.clip(setup.model, setup.optimizers[number])
+    step(setup, 0, 1)
+    assert not setup.model.first.any()
+    assert not setup.model.second.any()
+    backward(setup, 0.25, 0.25)
+    for number in calls:
+        setup.guard.clip(setup.model, setup.optimizers[number])
+    step(setup, 0, 1)
+    for weight in setup.model.parameters():
+        torch.testing.assert_close(weight.detach(), torch.full((4,), -0.25))
+    setup.guard.count_skipped()
+    assert setup.guard.skipped == 1
+    if scale is not None:
+        assert setup.scaler.get_scale() == scale, "halved, then doubled"
+
+
+@pytest.mark.parametrize("keeps_gradients", [True, False])
+@pytest.mark.parametrize("stepping", [0, 1])
+def test_optimizer_that_leaves_an_update_out_is_unscaled_again(
+    two_optimizers: Any, stepping: int, keeps_gradients: bool
+) -> None:
+    """Its gradients may also add up over two updates, although the loss scale changes."""
+    waiting = 1 - stepping
+    setup = two_optimizers(1024.0, max_grad_norm=0.0)
+    backward(setup, 0.25, 0.25)
+    setup.guard.clip(setup.model, setup.optimizers[stepping])
+    if not keeps_gradients:
+        setup.optimizers[waiting].zero_grad()
+    step(setup, stepping)
+    backward(setup, 0.5, 0.5)
+    setup.guard.clip(setup.model, setup.optimizers[stepping])
+    step(setup, 0, 1)
+    weights = [*setup.model.parameters()]
+    expected_of_waiting = -0.75 if keeps_gradients else -0.5
+    torch.testing.assert_close(weights[stepping].detach(), torch.full((4,), -0.75))
+    torch.testing.assert_close(weights[waiting].detach(), torch.full((4,), expected_of_waiting))
+
+
+def test_clipping_after_a_step_in_fp16_is_refused(two_optimizers: Any) -> None:
+    """The gradients may be old ones, or new ones that are still scaled."""
+    setup = two_optimizers(1024.0)
+    backward(setup, 0.25, 0.25)
+    setup.guard.clip(setup.model, setup.optimizers[0])
+    setup.scaler.step(setup.optimizers[0])
+    with pytest.raises(UserError, match="after its step in the same update: call run"):
+        setup.guard.clip(setup.model, setup.optimizers[1])
 
 
 def test_norms_of_layers_are_those_before_clipping() -> None:

@@ -78,7 +78,8 @@ class UpdateObserver:
 
         Clipping makes large norms equal, which would hide gradients of the wrong size.
         """
-        for parameter in parameters_of(optimizer):
+        # Several optimizers may update the network.
+        for parameter in {*model.parameters(), *parameters_of(optimizer)}:
             self.unclipped_squares[id(parameter)] = squared_gradient(parameter)
         original(run, model, optimizer)
 
