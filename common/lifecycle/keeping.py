@@ -29,8 +29,8 @@ def keep(
             class that has `param_groups`.
 
     Raises:
-        UserError: the model or the optimizer is missing, or the Accelerator prepared a part that is
-            not in `parts`.
+        UserError: the model or the optimizer is missing or not prepared, or the Accelerator
+            prepared a part that is not in `parts`.
     """
     if model is None:
         raise missing_part_error("model")
@@ -43,6 +43,8 @@ def keep(
         start_momentum(bare_part)
         context.parts.add(name, part, compared=True)
     refuse_unkept_part(context.accelerator, parts.values())
+    refuse_unprepared_model(context.accelerator, model)
+    refuse_unprepared_optimizer(context.accelerator, optimizer)
     optimizers = {
         name: cast("Optimizer", part)
         for name, part in parts.items()
@@ -79,6 +81,47 @@ def refuse_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object]) -
                 "run.keep(..., second_optimizer=second_optimizer)"
             ),
         )
+
+
+def refuse_unprepared_model(accelerator: Accelerator, model: nn.Module) -> None:
+    """Raise a `UserError` if the Accelerator has prepared no part of the model.
+
+    The parameters are compared, because both may be wrapped, in DDP for example.
+    """
+    prepared_ids = {id(value) for network in accelerator._models for value in network.parameters()}
+    own_ids = {id(value) for value in model.parameters()}
+    if own_ids and own_ids.isdisjoint(prepared_ids):
+        raise unprepared_part_error(
+            "model", "without --mixed-precision, and without the gradients of other processes"
+        )
+
+
+def refuse_unprepared_optimizer(accelerator: Accelerator, optimizer: Optimizer) -> None:
+    """Raise a `UserError` for an optimizer of torch that the Accelerator has not prepared.
+
+    The Accelerator prepares only optimizers of torch. It may have prepared the one in a wrapper.
+    """
+    prepared_ids = {id(prepared_optimizer) for prepared_optimizer in accelerator._optimizers}
+    own_ids = {id(optimizer), id(bare_optimizer(optimizer))}
+    if isinstance(optimizer, Optimizer) and own_ids.isdisjoint(prepared_ids):
+        raise unprepared_part_error(
+            "optimizer", "with a step in each micro-batch, and without the loss scale of fp16"
+        )
+
+
+def unprepared_part_error(name: str, consequence: str) -> UserError:
+    """Return the error for a model or an optimizer that was not prepared.
+
+    Args:
+        consequence: how the run would train.
+    """
+    return UserError(
+        f"the {name} that run.keep(...) got is not prepared, so the run would train {consequence}",
+        advice=(
+            "call model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler) "
+            "before run.keep(...)"
+        ),
+    )
 
 
 def class_of_unkept_part(accelerator: Accelerator, kept_parts: Iterable[object]) -> str | None:
