@@ -281,7 +281,8 @@ class Run:
 
         Raises:
             UserError: a metric is not a number, or has the name of one that the run logs itself; or
-                after the first update, no code uses a flag that was set.
+                after the first update, no code uses a flag that was set, or there were no gradients
+                to clip.
             TrainingError: an update had non-finite gradients, or a rank could not write its
                 checkpoint.
         """
@@ -328,12 +329,14 @@ class Run:
         With `--evaluate-only`, no model is exported.
 
         Raises:
-            UserError: the network that was evaluated last is not the one that `load_best` got.
+            UserError: no update has trained anything, or the network that was evaluated last is
+                not the one that `load_best` got.
             TrainingError: a rank could not write its checkpoint, or the weights differ between
                 ranks; nothing is exported then. Or the final evaluation misses `--target`; the
                 model is exported all the same.
         """
         self._is_finish_called = True
+        self._loop.watch.require_training(self._started)
         finishing.finish(self._started, self.evaluations, evaluation)
 
     # Optional

@@ -15,6 +15,7 @@ from common.lifecycle.evaluations import Evaluations
 from common.lifecycle.first_batch import warn_of_nan
 from common.lifecycle.misuse import no_update_error
 from common.lifecycle.stages import Context, StartedRun, reached
+from common.lifecycle.training_watch import TrainingWatch
 from common.lifecycle.unread_flags import refuse_unread_flags
 from common.measure.value_checks import Metrics
 
@@ -29,6 +30,7 @@ class TrainingLoop:
         self.current_work: tuple[Work, float] | None = None
         self.is_first_batch_checked = False
         self.are_flags_checked = False  # becomes true after the first update
+        self.watch = TrainingWatch(context.guard)
 
     def batches(self, started: StartedRun, loader: Loader) -> Iterator[Batch]:
         """Yield training batches from the current update to the end of the run.
@@ -44,11 +46,12 @@ class TrainingLoop:
         meters = self.context.meters
         started.kept.model.train()
         meters.start()
-        while progress.global_step < started.plan.total_steps:
-            first_step = progress.global_step
-            yield from self.batches_of_epoch(started, loader)
-            if progress.global_step == first_step:
-                raise no_update_error()
+        with self.watch.watching(started):
+            while progress.global_step < started.plan.total_steps:
+                first_step = progress.global_step
+                yield from self.batches_of_epoch(started, loader)
+                if progress.global_step == first_step:
+                    raise no_update_error()
         meters.stopwatch.stop()
 
     def batches_of_epoch(self, started: StartedRun, loader: Loader) -> Iterator[Batch]:
@@ -105,7 +108,8 @@ class TrainingLoop:
         """Count an update, and do what is due after it.
 
         Raises:
-            UserError: after the first update, no code uses a flag that was set.
+            UserError: after the first update, no code uses a flag that was set, or there were no
+                gradients to clip.
             TrainingError: an update had non-finite gradients, or a rank could not write its
                 checkpoint.
         """
@@ -116,7 +120,9 @@ class TrainingLoop:
         step = context.progress.advance()
         if not self.are_flags_checked:
             self.are_flags_checked = True
+            self.watch.check_first_update(started)
             refuse_unread_flags(context, started.saved_config.given_flags)
+        self.watch.check_schedule()
         if started.plan.logs(step):
             training_figures.log_interval(started)
         if context.guard.is_due:

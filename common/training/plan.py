@@ -90,6 +90,7 @@ class Plan:
         # The factor of `--scale-learning-rate`, which takes effect only in `schedule`.
         self.scale_for_batch = SCALES[config.scale_learning_rate](batch_ratio)
         self.scheduled = ScheduledRates()  # `schedule` replaces it
+        self.schedulers: list[LambdaLR] = []  # those that `schedule` has returned
 
     def schedule(self, optimizer: Optimizer, warmup_share: float) -> LambdaLR:
         """Multiply the optimizer's learning rates in place, and return a scheduler for them.
@@ -115,7 +116,9 @@ class Plan:
         # report that they have no effect.
         flags = ("schedule", "warmup_steps", "scale_learning_rate", "base_batch_size")
         mark_read(self.config, *flags)
-        return warmup_decay(optimizer, self.total_steps, warmup_steps, self.config.schedule)
+        scheduler = warmup_decay(optimizer, self.total_steps, warmup_steps, self.config.schedule)
+        self.schedulers.append(scheduler)
+        return scheduler
 
     def epoch(self, step: int) -> int:
         """Return the epoch, from 0, of the update that follows `step`; at the end, the last one."""

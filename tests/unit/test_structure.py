@@ -65,6 +65,7 @@ LEVELS_WITHIN = {
             "saving",
             "setup",
             "training_figures",
+            "training_watch",
             "trying_loss",
             "unread_flags",
         ),

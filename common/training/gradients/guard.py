@@ -84,6 +84,7 @@ class GradientGuard:
         self.unread_norms: list[tuple[int, torch.Tensor]] = []
         # A network's parameters are listed only once, because that costs as much as clipping.
         self.parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
+        self.has_seen_gradients = False  # whether any network had gradients at a call of `clip`
         # The optimizers that update each network. Finding them costs as much as clipping, too.
         self.optimizers: WeakKeyDictionary[nn.Module, list[Optimizer]] = WeakKeyDictionary()
         # This rank's losses of the micro-batches of update 1, read only for an error message.
@@ -116,6 +117,7 @@ class GradientGuard:
             if gradient is not None:
                 trained.append(parameter)
                 gradients.append(gradient)
+        self.has_seen_gradients |= bool(gradients)
         self.unfreezing.check(model, optimizer, parameters, trained)
         # If gradients are sharded, each rank knows only the norm of its own shards.
         norm = norm_over_ranks(nn.utils.get_total_norm(gradients, foreach=True))

@@ -1,0 +1,124 @@
+"""Notices a loop that trains nothing, or whose learning rate never changes.
+
+A loop may rightly begin without training: in reinforcement learning, the first updates may only
+fill a buffer. So after the first update there is mostly a warning, and the error comes at the end.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from common.checkpoints.adapters import bare_optimizer
+from common.console import warn
+from common.errors import UserError
+from common.lifecycle.stages import StartedRun
+from common.training.gradients.guard import GradientGuard, parameters_of
+
+TRAINING_ADVICE = (
+    "call accelerator.backward(loss), then optimizer.step(), and only then optimizer.zero_grad()"
+)
+
+
+class TrainingWatch:
+    """Watches the steps of all optimizers of torch while the loop runs."""
+
+    def __init__(self, guard: GradientGuard) -> None:
+        self.guard = guard
+        self.first_step: int | None = None  # the update from which the loop of this process began
+        self.has_trained = False  # whether an optimizer has made a step that had gradients
+        # The number of steps of each scheduler of `run.plan.schedule` before the loop.
+        self.first_counts: dict[LambdaLR, int] = {}
+        self.updates_with_training = 0  # counted up to 2
+
+    @contextmanager
+    def watching(self, started: StartedRun) -> Iterator[None]:
+        """Watch the steps of optimizers within the block, which is the loop."""
+        self.first_step = started.context.progress.global_step
+        self.first_counts = {
+            scheduler: scheduler.last_epoch for scheduler in started.plan.schedulers
+        }
+        handle = register_optimizer_step_post_hook(self.note_step)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def note_step(self, optimizer: Optimizer, *unused: object) -> None:
+        """Note whether a step had gradients; torch calls this after each step of any optimizer.
+
+        A step that skips a non-finite update may have removed them, but the guard has seen them.
+        """
+        if not self.has_trained:
+            has_gradients = any(value.grad is not None for value in parameters_of(optimizer))
+            self.has_trained = has_gradients or self.guard.has_seen_gradients
+
+    def check_first_update(self, started: StartedRun) -> None:
+        """Warn if the first update has trained nothing.
+
+        Raises:
+            UserError: the loop clips gradients, but there are none.
+        """
+        if self.may_have_trained(started):
+            return
+        clipped_networks = [*self.guard.parameters]
+        if clipped_networks and not self.guard.has_seen_gradients:
+            raise no_gradient_error(clipped_networks)
+        warn(
+            "the first update has trained nothing, because no optimizer made a step with "
+            f"gradients: unless later updates do, {TRAINING_ADVICE}"
+        )
+
+    def check_schedule(self) -> None:
+        """Warn if no scheduler of `run.plan.schedule` has moved by the second trained update.
+
+        It is the second one, because the loop may step schedulers after `run.record`.
+        """
+        if not self.has_trained or self.updates_with_training == 2:
+            return
+        self.updates_with_training += 1
+        if self.updates_with_training < 2 or not self.first_counts:
+            return
+        if all(scheduler.last_epoch == first for scheduler, first in self.first_counts.items()):
+            warn(
+                "the scheduler that run.plan.schedule(...) returned makes no steps, so the "
+                "learning rate stays as it is: call scheduler.step() after optimizer.step()"
+            )
+
+    def require_training(self, started: StartedRun) -> None:
+        """Raise a `UserError` if no update of the whole run has trained anything.
+
+        What an earlier process did is not known, so a resumed run always passes.
+        """
+        has_updates = started.context.progress.global_step > 0
+        if self.first_step == 0 and has_updates and not self.may_have_trained(started):
+            raise UserError(
+                "the run has trained nothing, because no optimizer made a step with gradients",
+                advice=f"in the loop, {TRAINING_ADVICE}",
+            )
+
+    def may_have_trained(self, started: StartedRun) -> bool:
+        """Whether a step was noticed, was left out by the loss scale of fp16, or goes unnoticed."""
+        optimizers = started.kept.optimizers.values()
+        was_skipped = any(getattr(optimizer, "step_was_skipped", False) for optimizer in optimizers)
+        return self.has_trained or was_skipped or not all(map(has_step_hooks, optimizers))
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether torch calls hooks after the optimizer's steps; it may be of any class."""
+    step = getattr(type(bare_optimizer(optimizer)), "step", None)
+    return getattr(step, "hooked", False)
+
+
+def no_gradient_error(clipped_networks: Iterable[nn.Module]) -> UserError:
+    """Return the error for a first update that clips networks without gradients."""
+    names = ", ".join(
+        dict.fromkeys(type(getattr(net, "module", net)).__name__ for net in clipped_networks)
+    )
+    return UserError(
+        f"in the first update, no parameter of {names} had a gradient when it was clipped",
+        advice=f"in the loop, {TRAINING_ADVICE}",
+    )

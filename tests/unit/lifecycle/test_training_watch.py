@@ -1,0 +1,169 @@
+"""A loop that trains nothing ends with an error; one that only begins so is warned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
+from torch import nn
+
+from common.errors import UserError
+from common.lifecycle.training_watch import TrainingWatch, has_step_hooks
+from common.run import Run
+from tests.small_run import FLAGS, run, unfinished_run
+
+pytestmark = pytest.mark.usefixtures("quick_runs", "own_accelerator")
+
+CLIP = (Run, "clip_grad_norm_")
+BACKWARD = (Accelerator, "backward")
+STEP = (AcceleratedOptimizer, "step")
+SCHEDULER_STEP = (AcceleratedScheduler, "step")
+NO_TRAINING = "the first update has trained nothing"
+NO_SCHEDULE = "the scheduler that run.plan.schedule(...) returned makes no steps"
+
+
+def leave_out(patch: pytest.MonkeyPatch, call: tuple[Any, str], first_calls: int = 1000) -> None:
+    """Have the first calls of a method do nothing."""
+    owner, name = call
+    original: Callable[..., object] = getattr(owner, name)
+    count = 0
+
+    def replacement(*arguments: object, **named: object) -> object:
+        nonlocal count
+        count += 1
+        return None if count <= first_calls else original(*arguments, **named)
+
+    patch.setattr(owner, name, replacement)
+
+
+@pytest.mark.parametrize(
+    ("calls", "problem", "is_warned", "update"),
+    [
+        ((), None, False, 4),
+        ((CLIP,), None, False, 4),
+        ((BACKWARD,), "in the first update, no parameter of MLP had a gradient", False, 1),
+        ((BACKWARD, CLIP), "the run has trained nothing", True, 4),
+        ((STEP,), "the run has trained nothing", True, 4),
+        ((STEP, CLIP), "the run has trained nothing", True, 4),
+    ],
+    ids=["whole", "no clip", "no backward", "neither", "no step", "no step, no clip"],
+)
+def test_a_loop_without_training_ends_with_an_error(
+    calls: tuple[tuple[Any, str], ...],
+    problem: str | None,
+    is_warned: bool,
+    update: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for call in calls:
+        leave_out(monkeypatch, call)
+    error, output = run(*FLAGS, "--output-dir", tmp_path / "run")
+    assert (NO_TRAINING in output) == is_warned
+    assert NO_SCHEDULE not in output
+    status = (tmp_path / "run" / "status.json").read_text()
+    assert f'"global_step": {update}' in status
+    if problem is None:
+        assert error is None, error
+        return
+    assert isinstance(error, UserError)
+    assert error.problem.startswith(problem)
+    assert "accelerator.backward(loss), then optimizer.step()" in error.advice
+    assert not (tmp_path / "run" / "model").exists()
+
+
+@pytest.mark.parametrize("call", [STEP, BACKWARD])
+def test_a_loop_that_trains_later_is_only_warned(
+    call: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In reinforcement learning, the first updates may only fill a buffer."""
+    leave_out(monkeypatch, call, first_calls=2)
+    leave_out(monkeypatch, SCHEDULER_STEP, first_calls=2)
+    leave_out(monkeypatch, CLIP, first_calls=2)
+    error, output = run(*FLAGS, "--output-dir", tmp_path / "run")
+    assert error is None, error
+    assert NO_TRAINING in output
+    assert NO_SCHEDULE not in output
+
+
+def test_a_resumed_run_is_not_accused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier process has trained."""
+    directory = unfinished_run(tmp_path / "run")
+    leave_out(monkeypatch, STEP)
+    error, output = run("--resume", directory)
+    assert error is None, error
+    assert NO_TRAINING in output
+    error, output = run("--evaluate-only", "--init-from", directory, "--output-dir", tmp_path / "2")
+    assert error is None, error
+    assert NO_TRAINING not in output
+
+
+@pytest.mark.parametrize("when", ["never", "after run.record"])
+def test_a_schedule_that_does_not_move_is_noticed(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_schedule = AcceleratedScheduler.step
+    leave_out(monkeypatch, SCHEDULER_STEP)
+    if when != "never":
+        record = Run.record
+
+        def record_and_step(self: Run, *arguments: Any, **named: Any) -> None:
+            record(self, *arguments, **named)
+            for scheduler in self.accelerator._schedulers:
+                step_schedule(scheduler)
+
+        monkeypatch.setattr(Run, "record", record_and_step)
+    error, output = run(*FLAGS, "--output-dir", tmp_path / "run")
+    assert error is None, error
+    assert (NO_SCHEDULE in output) == (when == "never")
+
+
+class OwnOptimizer:
+    """An optimizer that is not torch's, so its steps go unnoticed."""
+
+    def step(self) -> None:
+        """Do nothing."""
+
+
+class OverriddenStep(torch.optim.SGD):
+    """An optimizer of torch with a step of its own."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Do nothing."""
+
+
+def test_steps_that_can_be_noticed() -> None:
+    """Torch's hooks belong to the method `step` of each class that torch has initialised."""
+    parameters = [nn.Parameter(torch.ones(1))]
+    assert has_step_hooks(torch.optim.AdamW(parameters))
+    assert has_step_hooks(OverriddenStep(parameters))
+    own: Any = OwnOptimizer()
+    assert not has_step_hooks(own)
+    assert not has_step_hooks(SimpleNamespace(optimizer=own))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "is_known"),
+    [
+        (OwnOptimizer(), False),
+        (torch.optim.SGD([nn.Parameter(torch.ones(1))]), True),
+        (
+            SimpleNamespace(
+                optimizer=torch.optim.SGD([nn.Parameter(torch.ones(1))]), step_was_skipped=True
+            ),
+            False,
+        ),
+    ],
+    ids=["own class", "torch's", "skipped by the loss scale"],
+)
+def test_only_what_is_known_counts(optimizer: Any, is_known: bool) -> None:
+    guard: Any = SimpleNamespace(has_seen_gradients=False)
+    started: Any = SimpleNamespace(kept=SimpleNamespace(optimizers={"optimizer": optimizer}))
+    assert TrainingWatch(guard).may_have_trained(started) is not is_known
