@@ -87,6 +87,7 @@ class Parts:
         self.mesh = mesh  # the ranks that the model is sharded over, if it is sharded
         self.shared: dict[str, Stateful] = {}
         self.of_rank: dict[str, Stateful] = {}
+        self.left_gradients = LeftGradients({})  # `add_left_gradients` replaces it
         self.compared_names: set[str] = set()  # of shared parts whose states are compared
         self.differing_names: set[str] = set()  # of those whose states differed at the last save
         # The descriptions of the parts, by name; empty until training starts.
@@ -141,7 +142,8 @@ class Parts:
         networks = {
             name: part.module for name, part in self.shared.items() if isinstance(part, Network)
         }
-        self.shared[LEFT_GRADIENTS] = LeftGradients(networks)
+        self.left_gradients = LeftGradients(networks)
+        self.shared[LEFT_GRADIENTS] = self.left_gradients
         self.compared_names.add(LEFT_GRADIENTS)
 
     def check_name(self, name: str) -> None:

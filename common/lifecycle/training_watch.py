@@ -1,10 +1,10 @@
-"""Notices a loop that trains nothing, or whose learning rate never changes.
+"""Notices a loop that trains nothing, leaves gradients, or never changes its learning rate.
 
 A loop may rightly begin without training: in reinforcement learning, the first updates may only
 fill a buffer. So after the first update there is mostly a warning, and the error comes at the end.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -16,6 +16,7 @@ from common.checkpoints.adapters import bare_optimizer
 from common.console import warn
 from common.errors import UserError
 from common.lifecycle.stages import StartedRun
+from common.system.wording import counted
 from common.training.gradients.guard import GradientGuard, parameters_of
 
 TRAINING_ADVICE = (
@@ -57,12 +58,13 @@ class TrainingWatch:
             self.has_trained = has_gradients or self.guard.has_seen_gradients
 
     def check_first_update(self, started: StartedRun) -> None:
-        """Warn if the first update has trained nothing.
+        """Warn if the first update has trained nothing, or has left gradients.
 
         Raises:
             UserError: the loop clips gradients, but there are none.
         """
         if self.may_have_trained(started):
+            warn_of_left_gradients([*started.context.parts.left_gradients.state_dict()])
             return
         clipped_networks = [*self.guard.parameters]
         if clipped_networks and not self.guard.has_seen_gradients:
@@ -105,6 +107,17 @@ class TrainingWatch:
         optimizers = started.kept.optimizers.values()
         was_skipped = any(getattr(optimizer, "step_was_skipped", False) for optimizer in optimizers)
         return self.has_trained or was_skipped or not all(map(has_step_hooks, optimizers))
+
+
+def warn_of_left_gradients(names: Sequence[str]) -> None:
+    """Warn of a missing `zero_grad`, if an update has left the gradients of some parameters."""
+    if names:
+        warn(
+            f"the first update has left the gradients of {counted(len(names), 'parameter')}, such "
+            f"as {names[0]}, and the next backward pass adds to them: call optimizer.zero_grad() "
+            "after optimizer.step(), unless the loop calls it elsewhere or adds gradients up on "
+            "purpose"
+        )
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:

@@ -111,7 +111,7 @@ def test_model_and_optimizer_must_be_prepared(prepared: str) -> None:
     model = nn.Linear(1, 1)
     parts = make_parts(accelerator.prepare, model, torch.optim.SGD(model.parameters(), lr=0.1))
     context: Any = SimpleNamespace(
-        accelerator=accelerator, parts=SimpleNamespace(add=lambda name, part: None)
+        accelerator=accelerator, parts=SimpleNamespace(add=lambda *_, **__: None)
     )
     if refused is None:
         assert keep(context, parts["model"], parts["optimizer"], parts).model is parts["model"]

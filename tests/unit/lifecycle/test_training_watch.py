@@ -167,3 +167,14 @@ def test_only_what_is_known_counts(optimizer: Any, is_known: bool) -> None:
     guard: Any = SimpleNamespace(has_seen_gradients=False)
     started: Any = SimpleNamespace(kept=SimpleNamespace(optimizers={"optimizer": optimizer}))
     assert TrainingWatch(guard).may_have_trained(started) is not is_known
+
+
+@pytest.mark.parametrize("left_out", [0, 1, 1000])
+def test_gradients_that_are_left_are_noticed(
+    left_out: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on, because a loop may add up gradients on purpose."""
+    leave_out(monkeypatch, (AcceleratedOptimizer, "zero_grad"), first_calls=left_out)
+    error, output = run(*FLAGS, "--output-dir", tmp_path / "run")
+    assert error is None, error
+    assert ("the first update has left the gradients of 4 parameters" in output) == bool(left_out)
