@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import first
+from tests.edited_copies import edited
 from tests.jobs import assert_same_result, killed_and_resumed
 from tests.launch import RECIPES, REPOSITORY, Finished, Launcher, Runner
 from tests.loss_scale import (
@@ -131,3 +132,44 @@ def test_two_processes_make_the_updates_of_one(
     assert on_one.series("train/loss") == pytest.approx(steady.series("train/loss"), rel=0.02)
     assert_scale_follows_overflows(wild)
     assert wild.summary["train/loss"] == pytest.approx(on_one.summary["train/loss"], rel=0.3)
+
+
+# Edits of the MLP: its body and its head have an optimizer and a schedule each.
+TWO_OPTIMIZERS = (
+    (
+        "        optimizer = build_optimizer(model, config, data)\n",
+        "        optimizer = build_optimizer(model.body, config, data)\n"
+        "        head_optimizer = build_optimizer(model.head, config, data)\n"
+        "        head_scheduler = run.plan.schedule(head_optimizer, warmup_share=0.1)\n"
+        "        head_optimizer = accelerator.prepare(head_optimizer)\n"
+        "        head_scheduler = accelerator.prepare(head_scheduler)\n",
+    ),
+    (
+        "run.keep(model=model,",
+        "run.keep(head_optimizer=head_optimizer, head_scheduler=head_scheduler, model=model,",
+    ),
+    (
+        "                optimizer.step()\n",
+        "                optimizer.step()\n                head_optimizer.step()\n",
+    ),
+    (
+        "                optimizer.zero_grad()\n",
+        "                optimizer.zero_grad()\n"
+        "                head_scheduler.step()\n"
+        "                head_optimizer.zero_grad()\n",
+    ),
+)
+
+
+def test_two_optimizers_train_a_network_as_one_does(
+    runner: Runner, tmp_path: Path, odd_images: Path, odd_text: Path
+) -> None:
+    """One call clips for both, and both skip the updates that overflow."""
+    flags = small("mnist_mlp", odd_images, odd_text)
+    copy = edited("mnist_mlp", tmp_path, *TWO_OPTIMIZERS)
+    one, two = (runner.run(SCRIPT, *scaled(recipe, WILD, *flags)) for recipe in ("mnist_mlp", copy))
+    for name in ("loss", "grad_norm", "loss_scale", "skipped_updates"):
+        assert two.series(f"train/{name}") == one.series(f"train/{name}"), name
+    weights = one.weights()
+    assert all(value.equal(weights[name]) for name, value in two.weights().items())
+    assert_scale_follows_overflows(two)
