@@ -72,17 +72,18 @@ class SharedScaler(torch.amp.GradScaler):
         of two.
 
         Raises:
-            UserError: the optimizer has made its step in this update.
+            UserError: the optimizer has made its step in this update, or no loss was scaled yet.
         """
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is OptState.STEPPED:
             raise late_unscaling_error()
         if state["stage"] is OptState.UNSCALED:
             return
-        self.unscaled_optimizers.append(optimizer)
         scale = self._scale
-        # If the scale is not a tensor, no loss was scaled yet. Torch's method handles this case.
-        if not isinstance(scale, torch.Tensor) or has_float64(scale.device):
+        if not isinstance(scale, torch.Tensor):  # the first backward pass makes it a tensor
+            raise no_backward_error()
+        self.unscaled_optimizers.append(optimizer)
+        if has_float64(scale.device):
             super().unscale_(optimizer)
             return
         overflow = torch.zeros((), dtype=torch.float32, device=scale.device)
@@ -109,4 +110,12 @@ def late_unscaling_error() -> UserError:
             "call run.clip_grad_norm_ once for each network, before the first optimizer.step(), or "
             "pass it only the part of the network that the optimizer updates"
         ),
+    )
+
+
+def no_backward_error() -> UserError:
+    """Return the error for gradients that are unscaled before any backward pass."""
+    return UserError(
+        "in fp16, gradients are clipped or a step is made before any backward pass",
+        advice="call accelerator.backward(loss) first, and not loss.backward()",
     )

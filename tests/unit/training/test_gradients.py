@@ -184,6 +184,15 @@ def test_gradients_are_clipped_after_they_are_unscaled(fused: bool) -> None:
     assert weight.detach().tolist() == pytest.approx([-3.0] * 4)
 
 
+def test_clipping_before_any_backward_pass_is_named_in_fp16() -> None:
+    """Torch would fail with an assertion about its own scale."""
+    scaler = SharedScaler("cpu", init_scale=1024.0)
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)  # of loss.backward()
+    with pytest.raises(UserError, match=r"call accelerator.backward\(loss\) first"):
+        scaler.unscale_(torch.optim.SGD([weight], lr=1.0))
+
+
 def test_two_optimizers_share_a_loss_scale() -> None:
     """Both are clipped before both step. Each is unscaled once, and the scale changes once."""
     Accelerator(cpu=True)  # its optimizers need Accelerate's global state
