@@ -48,6 +48,10 @@ def never() -> bool:
     return False
 
 
+def ignore(samples: int) -> None:
+    """Note nothing, because there is no rehearsal without the signals of a run."""
+
+
 @dataclass(frozen=True)
 class RunSignals:
     """What a loader asks its run between two batches."""
@@ -59,6 +63,8 @@ class RunSignals:
     is_stop_announced: Callable[[], bool] = never
     # Whether an evaluation is only a rehearsal: a few batches before training, to find mistakes.
     is_rehearsing: Callable[[], bool] = never
+    # Takes the number of samples of each batch of a rehearsal.
+    note_rehearsed: Callable[[int], None] = ignore
 
 
 NO_SIGNALS = RunSignals()
@@ -216,7 +222,9 @@ class Loader:
         """
         had_workers = self.workers.has_loader
         try:
-            for batch, _ in self.make_batches(micro_batches, None):
+            made = self.make_batches(micro_batches, None)
+            for indices, (batch, _) in zip(micro_batches, made, strict=True):
+                self.signals.note_rehearsed(len(indices))
                 yield batch
         finally:
             if not had_workers:

@@ -1,7 +1,8 @@
 """Checks the figures that a recipe's evaluation returned."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from accelerate import Accelerator
 
@@ -49,22 +50,58 @@ def missing_objective_error(objective: Objective, names: list[str]) -> UserError
     )
 
 
-def refuse_means(figures: Metrics, accelerator: Accelerator) -> None:
-    """Raise a `UserError` if an evaluation passed a mean to `sums.add`; called on all ranks.
+def refuse_evident_mistakes(
+    figures: Metrics, batch_sizes: Sequence[int], accelerator: Accelerator
+) -> None:
+    """Raise a `UserError` if a rehearsal shows a wrong count, mean or total; called on all ranks.
 
-    `sums.add` takes totals over a batch. With a mean instead, the logged figure would be too
-    small. All ranks raise the error, even if only one of them saw such a mean.
+    The logged figures would depend on the batch size and the number of processes. All ranks raise
+    the error, even if only one of them saw the mistake.
 
     Args:
-        figures: those of the rehearsal, whose second batch repeats the first; see `evident_means`.
+        figures: those of the rehearsal, whose second batch repeats the first; see `FirstBatches`.
+        batch_sizes: the samples of each batch that this rank's loaders gave to the rehearsal.
     """
-    own_means = figures.evident_means() if isinstance(figures, Evaluation) else []
-    means_of_ranks = gather_from_ranks(accelerator, own_means)
-    name = next(chain.from_iterable(means_of_ranks), None)
-    if name is not None:
-        raise UserError(
-            f"sums.add takes totals over a batch but got the mean of {name!r}, so the logged "
-            "value would be too small by a factor of the batch size",
-            advice="write sums.record(loss, metrics, len(y)), which takes means, or "
-            f"sums.add(len(y), {name}={name} * len(y)), where y is the batch's labels",
+    own_mistakes: list[Mistake] = []
+    if isinstance(figures, Evaluation):
+        own_mistakes = evident_mistakes(figures, batch_sizes)
+    first = next(chain.from_iterable(gather_from_ranks(accelerator, own_mistakes)), None)
+    if first is not None:
+        raise UserError(first.problem, advice=first.advice)
+
+
+class Mistake(NamedTuple):
+    """What the rehearsal shows to be wrong, and what to do."""
+
+    problem: str
+    advice: str
+
+
+def evident_mistakes(figures: Evaluation, batch_sizes: Sequence[int]) -> list[Mistake]:
+    """Return the mistakes that the two batches of a rehearsal show on this rank."""
+    batches = figures.first_batches
+    mistakes = []
+    for call, count in batches.wrong_counts(batch_sizes, figures.finish).items():
+        problem = (
+            f"{call} got {count:g} as the number of samples both of a batch of {batch_sizes[0]} "
+            f"and of one of {batch_sizes[1]}"
         )
+        mistakes.append(Mistake(problem, "pass len(y), where y is the batch's labels"))
+    for name in batches.means_for_totals(figures.finish):
+        problem = (
+            f"sums.add takes totals over a batch but got the mean of {name!r}, so the logged "
+            "value would be too small by a factor of the batch size"
+        )
+        advice = (
+            "write sums.record(loss, metrics, len(y)), which takes means, or "
+            f"sums.add(len(y), {name}={name} * len(y)), where y is the batch's labels"
+        )
+        mistakes.append(Mistake(problem, advice))
+    for name in batches.totals_for_means():
+        problem = (
+            f"the evaluation got the total of {name!r} over a batch where it takes the mean, so "
+            "the logged value would grow with the batch size"
+        )
+        advice = "pass the mean of the batch, or for a metric the values of all samples"
+        mistakes.append(Mistake(problem, advice))
+    return mistakes

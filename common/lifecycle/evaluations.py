@@ -11,7 +11,7 @@ from common.checkpoints.adapters import State
 from common.console import warn
 from common.console.display import DISPLAY
 from common.lifecycle.evaluated_networks import EvaluatedNetworks
-from common.lifecycle.evaluation_figures import checked_figures, refuse_means
+from common.lifecycle.evaluation_figures import checked_figures, refuse_evident_mistakes
 from common.lifecycle.misuse import nan_warning
 from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, KeptParts, LoadedData
@@ -140,7 +140,7 @@ class Evaluations:
         logs = context.logs
         values = checked_figures(figures, context.objective, context.accelerator)
         if self.rehearsal.is_on:
-            refuse_means(figures, context.accelerator)
+            refuse_evident_mistakes(figures, self.rehearsal.batch_sizes, context.accelerator)
             self.networks.end_rehearsal()
             self.rehearsal.accept_figures()
             if self.states_before_rehearsal is not None:

@@ -33,6 +33,7 @@ def load(context: Context, data: Data, rehearsal: Rehearsal) -> LoadedData:
         is_asked_to_stop=lambda: context.decisions.request.reason is not None,
         is_stop_announced=context.decisions.is_stop_announced,
         is_rehearsing=lambda: rehearsal.is_reading,
+        note_rehearsed=lambda samples: rehearsal.batch_sizes.append(samples),
     )
     loaders = make_loaders(context.config, context.accelerator, data.splits, signals)
     return LoadedData(data, loaders, validation_split, test_split, early_stopping)

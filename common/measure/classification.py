@@ -6,6 +6,7 @@ import torch
 from accelerate import Accelerator
 
 from common.errors import UserError
+from common.measure.first_batches import FirstBatches
 from common.measure.sums import Evaluation, Sums
 from common.measure.value_checks import Measured, Metrics
 from common.system.devices import has_float64
@@ -29,6 +30,7 @@ class Classified(Evaluation):
         predicted: torch.Tensor,
         labels: torch.Tensor,
         probabilities: torch.Tensor,
+        first_batches: FirstBatches | None = None,
     ) -> None:
         """Keep the figures by name, and what they were computed from.
 
@@ -42,8 +44,9 @@ class Classified(Evaluation):
             predicted: the classes of this rank's first batches, in their order, int64 [samples].
             labels: the labels of the same samples, int64 [samples].
             probabilities: the probabilities of the predicted classes, float32 [samples].
+            first_batches: see `Evaluation`.
         """
-        super().__init__(figures)
+        super().__init__(figures, first_batches)
         self.class_names = class_names
         self.confusion = confusion
         self.class_counts = class_counts
@@ -208,6 +211,7 @@ class ClassificationSums(Sums):
             predicted=predicted,
             labels=labels,
             probabilities=torch.cat(self.probabilities or [torch.empty(0)]).cpu(),
+            first_batches=self.first_batches,
         )
 
 

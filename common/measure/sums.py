@@ -1,7 +1,7 @@
 """Sums of an evaluation: kept on the device, and reduced over all ranks to its figures."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from common.errors import UserError
 from common.measure.across_ranks import SumKey, sum_over_ranks
 from common.measure.collected import CollectedRows, Rows
+from common.measure.first_batches import Finish, FirstBatches, Totals
 from common.measure.totals import Total, as_total, elements_total, mean_of, total_with
 from common.measure.value_checks import (
     Measured,
@@ -21,31 +22,9 @@ from common.measure.value_checks import (
 )
 from common.ranks.agreement import gather_from_ranks
 
-Totals = dict[str, torch.Tensor]
-# A function that computes figures from totals, which are float64 on the host and include "count".
-Finish = Callable[[Totals], Mapping[str, Measured]]
-
-# A figure counts as halved if it falls to one half of its value, up to this relative error.
-HALVED_ERROR = 0.001
-# The loss may have a larger error, because it may be computed in bf16, which is less exact.
-HALVED_ERROR_OF_LOSS = 0.01
-
 # The relative error up to which a figure is the same on two ranks. A metric that all ranks compute
 # from the same numbers differs by rounding at most.
 SAME_ON_RANKS_ERROR = 1e-6
-
-
-@dataclass
-class BatchTotals:
-    """The arguments of one call of `Sums.add`."""
-
-    count: Value  # samples
-    totals: dict[str, Value]
-
-    def on_host(self) -> Totals:
-        """Return the totals in the form that `finish` takes: float64, on the host."""
-        values = {"count": self.count, **self.totals}
-        return {name: torch.as_tensor(value).cpu().double() for name, value in values.items()}
 
 
 class Evaluation(dict[str, float]):
@@ -54,61 +33,18 @@ class Evaluation(dict[str, float]):
     def __init__(
         self,
         figures: Mapping[str, float],
-        first_batches: Sequence[BatchTotals] = (),
+        first_batches: FirstBatches | None = None,
         finish: Finish | None = None,
     ) -> None:
-        """Keep the figures, and what `evident_means` needs.
+        """Keep the figures, and what a rehearsal checks.
 
         Args:
-            first_batches: this rank's first batches, at most two. Without them, `evident_means`
-                finds nothing.
+            first_batches: this rank's first batches. Without them, no mistake is found.
             finish: the argument of the same name of `Sums`.
         """
         super().__init__(figures)
-        self.first_batches = first_batches
+        self.first_batches = first_batches or FirstBatches()
         self.finish = finish
-
-    def evident_means(self) -> list[str]:
-        """Return the names of figures for which the recipe gave means to `Sums.add`, not totals.
-
-        Such a mistake makes a figure too small. A rehearsal of the evaluation shows it: its second
-        batch has the samples of the first batch twice. A total doubles with the samples, so its
-        figure, total / count, is the same for both batches. A mean does not double, so its figure
-        halves. Other evaluations have no such batches.
-        """
-        if len(self.first_batches) < 2:
-            return []
-        once, twice = (batch.on_host() for batch in self.first_batches)
-        if once.keys() != twice.keys() or float(twice["count"]) != 2 * float(once["count"]):
-            return []
-        figures_once = self.comparable_figures(once)
-        figures_twice = self.comparable_figures(twice)
-        return [
-            name
-            for name, value in figures_once.items()
-            if name in figures_twice and is_halved(name, value, figures_twice[name])
-        ]
-
-    def comparable_figures(self, totals: Totals) -> Mapping[str, Measured]:
-        """Return the figures of one batch that should not depend on its size."""
-        if self.finish is None:
-            return {name: total / totals["count"] for name, total in totals.items()}
-        # `finish` may compute anything. Only its figure "loss" is surely a mean.
-        return {name: value for name, value in self.finish(totals).items() if name == "loss"}
-
-
-def is_halved(name: str, value_before: Measured, value_after: Measured) -> bool:
-    """Whether a figure is a single number that halves if a batch has each sample twice.
-
-    See `evident_means`. The numbers may differ by rounding.
-    """
-    before = torch.as_tensor(value_before).double()
-    after = torch.as_tensor(value_after).double()
-    if name == "count" or before.numel() != 1 or not float(before):
-        return False
-    relative_error = abs(float(after / before) / 0.5 - 1)
-    allowed_error = HALVED_ERROR_OF_LOSS if name == "loss" else HALVED_ERROR
-    return relative_error <= allowed_error
 
 
 @dataclass
@@ -143,7 +79,7 @@ class Sums:
         self.recorded: dict[str, Total | float] = {}  # the sum of all elements, by name
         self.element_counts: dict[str, Value] = {}  # the number of these elements, by name
         self.collected_rows = CollectedRows()
-        self.first_batches: list[BatchTotals] = []  # the first calls of `add`; see `Evaluation`
+        self.first_batches = FirstBatches()  # for the checks of a rehearsal
 
     def add(self, count: Measured, **values: Measured) -> None:
         """Add totals over a batch of `count` samples: tensors of any shape, or plain numbers.
@@ -155,8 +91,7 @@ class Sums:
         """
         size = measured_value("count", count, "sums.add")
         batch = {name: measured_value(name, value, "sums.add") for name, value in values.items()}
-        if len(self.first_batches) < 2:
-            self.first_batches.append(BatchTotals(size, batch))
+        self.first_batches.note_added(size, batch)
         self.count = self.count + size
         for name, value in batch.items():
             self.refuse_if_taken(name, self.recorded)
@@ -186,14 +121,17 @@ class Sums:
         measured_loss = measured_value("loss", loss, "sums.record")
         self.recorded_count = self.recorded_count + size
         self.record_mean("loss", measured_loss, size)
+        measured = {"loss": measured_loss}
         for name, metric in (metrics or {}).items():
             value = measured_value(name, metric, "sums.record")
+            measured[name] = value
             if name == "loss":
                 refuse_another_loss(loss, metric, "sums.record")
             elif isinstance(value, torch.Tensor) and value.ndim > 0:
                 self.add_recorded(name, elements_total(value), float(value.numel()))
             else:
                 self.record_mean(name, value, size)
+        self.first_batches.note_recorded(size, measured)
 
     def record_mean(self, name: str, value: Value, size: Value) -> None:
         """Add the mean of a batch, weighted by its number of samples.
@@ -312,10 +250,6 @@ class Sums:
                     values[name] = total / totals["count"]
         figures = {name: figure(name, value) for name, value in values.items()}
         figures["count"] = int(totals["count"])
-        # Recorded values are means by definition, and `first_batches` lacks them. So a recipe that
-        # calls `record` is not checked, even if it calls `add` as well.
-        if self.recorded:
-            return Evaluation(figures)
         return Evaluation(figures, self.first_batches, self.finish)
 
 

@@ -24,6 +24,8 @@ class Rehearsal:
     def __init__(self, is_wanted: bool) -> None:
         self.state: Literal["wanted", "due", "reading", "read", "checked", "over"]
         self.state = "wanted" if is_wanted else "over"
+        # The samples of each batch that the loaders have given to the rehearsal.
+        self.batch_sizes: list[int] = []
 
     @property
     def is_wanted(self) -> bool:
@@ -56,6 +58,7 @@ class Rehearsal:
     def begin_evaluation(self) -> None:
         """Note that the recipe evaluates now."""
         self.state = "reading"
+        self.batch_sizes = []
 
     def end_evaluation(self) -> None:
         """Note that the evaluation has read its batches. Its figures come later, to `run.log`."""

