@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from common.command_line.config_class import refuse_attributes_without_flags
 from common.command_line.credentials import refuse_credentials
 from common.command_line.flag_reads import record_reads
 from common.command_line.help_groups import groups_of
@@ -49,10 +50,12 @@ def parse_config(config_class: type[ConfigType], description: str | None = None)
         description: its first paragraph heads `--help`.
 
     Raises:
-        UserError: a value can't work, or contradicts the run to resume.
+        UserError: a value can't work, or contradicts the run to resume; or the class has a flag
+            without a type.
         SystemExit: tyro's, for an unknown flag (with the nearest match) or a value of another type.
     """
     ignore_lost_output()
+    refuse_attributes_without_flags(config_class)
     refuse_credentials(sys.argv[1:])
     # Fail early, with advice, if the current directory was deleted.
     with reading("the current directory", "change to a folder that exists"):
