@@ -36,7 +36,7 @@ from common.measure.stopwatch import (
     throughput,
 )
 from common.measure.training_sums import TrainingSums, TrainingSumsState
-from common.measure.value_checks import Metrics
+from common.measure.value_checks import Metrics, require_loss_and_metrics
 from common.metric_names import (
     GOODPUT,
     GPU_UTILIZATION,
@@ -150,7 +150,11 @@ class Meters:
         Args:
             wait_seconds: seconds in which the loop waited for the batch.
             is_update: whether an update ended with this micro-batch.
+
+        Raises:
+            UserError: a value is not a number, or the metrics are not a dictionary.
         """
+        require_loss_and_metrics(loss, metrics, "run.record(loss, {name: values})")
         self.sums.add(loss, metrics or {})
         self.stopwatch.count(work, wait_seconds, is_update)
         self.power.sample_if_due()

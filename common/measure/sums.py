@@ -19,6 +19,7 @@ from common.measure.value_checks import (
     figure,
     measured_value,
     refuse_another_loss,
+    require_loss_and_metrics,
 )
 from common.ranks.agreement import gather_from_ranks
 
@@ -110,13 +111,8 @@ class Sums:
         Raises:
             UserError: an argument is of another type, or the name of a metric is taken.
         """
-        if not isinstance(metrics, Mapping | None):
-            raise UserError(
-                f"sums.record got a value of type {type(metrics).__name__} instead of a dictionary "
-                "of metrics",
-                advice="call it as sums.record(loss, {name: values}, number_of_samples)",
-                every_rank=True,
-            )
+        call = "sums.record(loss, {name: values}, number_of_samples)"
+        require_loss_and_metrics(loss, metrics, call)
         size = measured_value("count", count, "sums.record")
         measured_loss = measured_value("loss", loss, "sums.record")
         self.recorded_count = self.recorded_count + size

@@ -52,6 +52,25 @@ def measured_value(name: str, value: Measured, caller: str) -> Value:
     )
 
 
+def require_loss_and_metrics(loss: object, metrics: object, call: str) -> None:
+    """Raise a `UserError` unless metrics are a dictionary or None, and the loss is none.
+
+    Args:
+        call: the recipe's call with its arguments, for a message.
+    """
+    caller = call.partition("(")[0]
+    if isinstance(loss, Mapping):
+        problem = f"{caller} got a dictionary as the loss"
+    elif not isinstance(metrics, Mapping | None):
+        problem = (
+            f"{caller} got a value of type {type(metrics).__name__} instead of a dictionary of "
+            "metrics"
+        )
+    else:
+        return
+    raise UserError(problem, advice=f"call it as {call}", every_rank=True)
+
+
 def refuse_another_loss(loss: Measured, metric: Measured, caller: str) -> None:
     """Raise a `UserError` if the metric named "loss" is another value than the loss.
 

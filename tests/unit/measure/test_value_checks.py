@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from common.data.samples import Work
 from common.errors import UserError
+from common.measure.meters import Meters
 from common.measure.sums import Sums
 from common.measure.training_sums import TrainingSums
 from common.measure.value_checks import figure
@@ -66,3 +68,27 @@ def test_complex_figure_is_refused(value: Any) -> None:
 )
 def test_single_number_of_any_shape_is_a_figure(value: Any) -> None:
     assert figure("x", value) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((0.5, torch.zeros(())), "got a value of type Tensor instead of a dictionary of metrics"),
+        ((0.5, torch.ones(3)), "got a value of type Tensor instead of a dictionary of metrics"),
+        ((0.5, 0.0), "got a value of type float instead of a dictionary of metrics"),
+        ((0.5, []), "got a value of type list instead of a dictionary of metrics"),
+        (({"accuracy": 0.5}, torch.tensor(0.5)), "got a dictionary as the loss"),
+        (({"accuracy": 0.5}, None), "got a dictionary as the loss"),
+    ],
+)
+def test_metrics_that_are_no_dictionary_are_refused(
+    arguments: tuple[Any, Any], problem: str
+) -> None:
+    """An empty or zero value is not taken for no metrics, and swapped arguments are named."""
+    meters = Meters(alone(), 1)
+    call = r"call it as run.record\(loss, {name: values}\)"
+    with pytest.raises(UserError, match=f"run.record {problem}: {call}"):
+        meters.count(*arguments, Work(1, 0), 0.0, True)
+    call = r"call it as sums.record\(loss, {name: values}, number_of_samples\)"
+    with pytest.raises(UserError, match=f"sums.record {problem}: {call}"):
+        Sums(alone()).record(*arguments, 1)
