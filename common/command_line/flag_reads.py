@@ -126,6 +126,11 @@ def mark_read(config: object, *names: str) -> None:
         flags_read.update(names)
 
 
+def is_read(config: object, name: str) -> bool:
+    """Whether code has read a flag so far; false for a config whose reads are not recorded."""
+    return name in FLAGS_READ.get(type(config), ())
+
+
 def stop_recording(config: "DataclassInstance") -> set[str]:
     """Return the flags that were read, and give the object its own class back.
 

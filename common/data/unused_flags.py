@@ -8,7 +8,9 @@ role "data" in its definition, and a data set lists those that it uses in `Data.
 
 from dataclasses import fields
 
+from common.command_line.flag_reads import is_read
 from common.config import TrainingConfig
+from common.console import warn
 from common.data.dataset import Data
 from common.errors import UserError
 from common.flags import advice_to_omit, as_typed, stated_metadata
@@ -18,9 +20,12 @@ def refuse_unused_data_flags(config: TrainingConfig, data: Data) -> None:
     """Raise a `UserError` for a flag of role "data" that was set and has no effect on the data."""
     # The recipe reads `--init-from` for its model, so it has an effect with any data.
     flags_in_effect = {"init_from", *data.reads}
-    # A recipe that splits its own data may take the share of its validation split from the flag.
-    # Without a validation split, a share of 0 is true: nothing is held out.
+    # Without a validation split, a share of 0 is true: nothing is held out. With one, a search may
+    # have set the flag, so the run goes on.
+    is_share_read = is_read(config, "validation_share")  # by the recipe, for its own splits
     if "validation" in data.splits or config.validation_share == 0:
+        if not is_share_read and "validation_share" not in flags_in_effect:
+            warn_of_unused_share(config, data)
         flags_in_effect.add("validation_share")
     for field in fields(config):
         # Other flags are not read here, because reading a flag counts as using it.
@@ -37,3 +42,16 @@ def refuse_unused_data_flags(config: TrainingConfig, data: Data) -> None:
                 ),
                 advice=advice_to_omit(config, field.name),
             )
+
+
+def warn_of_unused_share(config: TrainingConfig, data: Data) -> None:
+    """Warn if `--validation-share` was set and the recipe's own validation split ignores it."""
+    share = config.validation_share
+    default = {field.name: field.default for field in fields(config)}["validation_share"]
+    if not share or share == default:
+        return
+    warn(
+        f"{as_typed(type(config), 'validation_share', share)} has no effect, because the recipe's "
+        f"data set {data.name} has a validation split of its own: "
+        f"{advice_to_omit(config, 'validation_share')}"
+    )

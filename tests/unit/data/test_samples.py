@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as tree
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from common.command_line.flag_reads import record_reads
 from common.config import TrainingConfig
 from common.data.dataset import Data, DatasetSamples
 from common.data.loader import NO_SIGNALS, Loader
@@ -495,15 +496,28 @@ class Config:
     text_columns: tuple[str, ...] = flag((), role="data")
 
 
+@pytest.mark.parametrize("how", ["no reads", "reads", "read by the recipe", "default", "zero"])
+def test_validation_share_without_effect_is_told(
+    how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A search sets this flag. If the data have a validation split already, the run goes on."""
+    reads = frozenset({"validation_share"} if how == "reads" else ())
+    data = Data("split", {"train": [1], "validation": [1]}, reads=reads)
+    config = Config(validation_share={"default": None, "zero": 0.0}.get(how, 0.2))
+    record_reads(config)
+    if how == "read by the recipe":
+        assert config.validation_share
+    refuse_unused_data_flags(config, data)
+    sentence = "--validation-share 0.2 has no effect, because the recipe's data set split has a"
+    assert (sentence in " ".join(capsys.readouterr().out.split())) == (how == "no reads")
+
+
 def test_data_flag_that_is_not_read_is_refused() -> None:
     """A data flag that the recipe's own data would silently ignore is refused."""
     unread = Data("mine", {"train": [1], "test": [1]})
     reader = Data("read", {"train": [1], "test": [1]}, reads=frozenset({"dataset"}))
     refuse_unused_data_flags(Config(batch_size=9, init_from="runs/a"), unread)
     refuse_unused_data_flags(Config(dataset="mnist"), reader)
-    # A search sets this flag. The data already have such a split, so it is not refused.
-    split = Data("split", {"train": [1], "validation": [1]})
-    refuse_unused_data_flags(Config(validation_share=0.1), split)
     refuse_unused_data_flags(Config(validation_share=0.0), unread)  # nothing is held out
     mistakes: list[tuple[Config, Data, str]] = [
         (Config(dataset="mnist"), unread, "--dataset mnist"),
