@@ -301,3 +301,27 @@ class RandomState:
 
         With another number of ranks, no rank can continue what the saved generators began.
         """
+
+
+class GeneratorState:
+    """A generator of the recipe, as a part of a checkpoint."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def state_dict(self) -> State:
+        return {"device": self.generator.device.type, "state": self.generator.get_state()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore the state if it was saved on a device of the same type."""
+        if state["device"] == self.generator.device.type:
+            self.generator.set_state(state["state"])
+
+    def load_from_ranks(self, states: list[State]) -> None:
+        """Restore the state if it was the same on all ranks; if not, keep the generator as seeded.
+
+        With another number of ranks, no rank can continue what different generators began.
+        """
+        first = states[0]["state"]
+        if all(torch.equal(first, state["state"]) for state in states):
+            self.load_state_dict(states[0])

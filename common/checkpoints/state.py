@@ -12,6 +12,7 @@ from torch import nn
 
 from common.checkpoints.adapters import (
     MODEL_ADVICE,
+    GeneratorState,
     LeftGradients,
     Network,
     OptimizerState,
@@ -51,6 +52,9 @@ COMPARED_DIGITS = 15
 # If the state of a class in these packages does not fit, the user gets a sentence instead of a
 # traceback. Errors in a recipe's own classes keep their traceback.
 LIBRARY_PACKAGES = ("common.", "torch.", "accelerate.")
+ADVICE_ON_STATES = (
+    "a state may have tensors, NumPy arrays, numbers, texts and None, in dicts, lists and tuples"
+)
 
 
 class Stateful(Protocol):
@@ -117,10 +121,12 @@ class Parts:
         Raises:
             UserError: the name is taken; it begins with "rank-" or "frozen-", or is "best-" and at
                 least 8 digits, as files of a checkpoint are named; or it has a character that is
-                not a letter, a digit, "-" or "_".
-            TypeError: the state has a value that a checkpoint can't hold.
+                not a letter, a digit, "-" or "_". Or the part has no state, or its state has a
+                value that a checkpoint can't hold.
         """
         self.check_name(name)
+        if isinstance(part, torch.Generator):
+            part = GeneratorState(part)
         if isinstance(part, nn.Module):
             module: nn.Module = extract_model_from_parallel(part)
             part = module
@@ -131,7 +137,7 @@ class Parts:
             part = OptimizerState(part)
         elif compared:
             self.compared_names.add(name)
-        pack({name: part.state_dict()})  # raises a TypeError now rather than at the first save
+        require_savable_state(name, part)  # now rather than at the first save
         if shared:
             self.shared[name] = part
         else:
@@ -318,6 +324,30 @@ def other_rank_count_error(path: Path, name: str, saved_count: int, world_size: 
         f"{path} can't go on with {counted(world_size, 'process', 'processes')}, because {reason}",
         advice=f"resume with {processes}{further_advice}",
     )
+
+
+def require_savable_state(name: str, part: object) -> None:
+    """Raise a `UserError` unless a part has a state, and a checkpoint can hold it."""
+    methods = ("state_dict", "load_state_dict")
+    missing = [method for method in methods if not callable(getattr(part, method, None))]
+    kind = f"of type {type(part).__name__}"
+    if isinstance(part, type):
+        missing = [*methods]
+        kind = f"that is the class {part.__name__} and no object of it"
+    if missing:
+        raise UserError(
+            f"run.keep(...) got a part {name!r} {kind}, which lacks {' and '.join(missing)}",
+            advice=f"pass an object with these two methods: {ADVICE_ON_STATES}",
+        )
+    state = part.state_dict()  # type: ignore[attr-defined]
+    try:
+        pack({name: state})
+    except TypeError as error:
+        raise UserError(
+            f"run.keep(...) got a part {name!r} whose state does not fit into a checkpoint "
+            f"({error})",
+            advice=f"let state_dict convert the value: {ADVICE_ON_STATES}",
+        ) from None
 
 
 def restoring(path: Path, name: str) -> AbstractContextManager[None]:

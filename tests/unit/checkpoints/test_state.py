@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import re
+from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -615,9 +616,61 @@ def test_accelerate_wrappers_are_unwrapped(tmp_path: Path) -> None:
 
 
 def test_part_with_unsupported_state_is_refused_when_added() -> None:
-    """The error comes at the start of a run, not at its first checkpoint."""
-    with pytest.raises(TypeError, match=r"^ema\.decay_fn: a value of type function can't be kept$"):
-        Parts(0, mesh=None).add("ema", Counts(decay_fn=lambda step: 0.9))
+    """The error comes at the start of a run, not at its first checkpoint, and names the place."""
+    for value, kind in ((lambda step: 0.9, "function"), (deque([1]), "deque"), ({1}, "set")):
+        with pytest.raises(UserError) as error:
+            Parts(0, mesh=None).add("ema", Counts(decay=[value]))
+        place = f"(ema.decay.0: a value of type {kind} can't be kept)"
+        assert f"got a part 'ema' whose state does not fit into a checkpoint {place}" in str(
+            error.value
+        )
+
+
+class OnlySaves:
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        (3, "of type int, which lacks state_dict and load_state_dict"),
+        ([torch.ones(1)], "of type list, which lacks state_dict and load_state_dict"),
+        (torch.ones(1), "of type Tensor, which lacks state_dict and load_state_dict"),
+        (OnlySaves(), "of type OnlySaves, which lacks load_state_dict"),
+        (Counts, "that is the class Counts and no object of it, which lacks state_dict and load_"),
+    ],
+)
+def test_part_without_a_state_is_refused(part: Any, problem: str) -> None:
+    """The message names the part and the methods that it lacks."""
+    with pytest.raises(UserError) as error:
+        Parts(0, mesh=None).add("extra", part)
+    assert f"run.keep(...) got a part 'extra' {problem}" in str(error.value)
+
+
+@pytest.mark.parametrize("seeds", [[1, 1], [1, 2]])
+@pytest.mark.parametrize("new", [1, 2, 3])
+def test_generators_of_a_recipe_continue(tmp_path: Path, seeds: list[int], new: int) -> None:
+    """Each rank has its own. Another number of ranks can only continue equal ones."""
+
+    def parts_with(seed: int, rank: int) -> tuple[torch.Generator, Parts]:
+        generator = torch.Generator().manual_seed(seed)
+        parts = Parts(rank, mesh=None)
+        parts.add("noise", generator, shared=False)
+        return generator, parts
+
+    saved = [parts_with(seed, rank) for rank, seed in enumerate(seeds)]
+    for generator, _ in saved:
+        torch.rand(3, generator=generator)
+    path = save(tmp_path, 1, *(parts for _, parts in saved))
+    expected = [torch.rand(2, generator=generator) for generator, _ in saved]
+    seeded = torch.rand(2, generator=torch.Generator().manual_seed(9))
+    for rank in range(new):
+        generator, parts = parts_with(9, rank)
+        restore(path, parts, new)
+        continues = new == 2 or seeds[0] == seeds[1]
+        wanted = expected[rank % 2] if continues else seeded
+        assert torch.equal(torch.rand(2, generator=generator), wanted)
 
 
 @pytest.mark.parametrize(
