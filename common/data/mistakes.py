@@ -112,6 +112,30 @@ def different_sizes_error(
     return None
 
 
+def no_value_error(rows: Sequence[object], indices: Sequence[int] | None) -> UserError | None:
+    """Return the error for a sample that is or contains None; None if there is no such sample.
+
+    Args:
+        rows: the samples, each as the data set returned it.
+        indices: the indices of the samples; None if they have none.
+    """
+    for number, row in enumerate(rows):
+        for place, value in values_with_places(row):
+            if value is not None:
+                continue
+            sample = "a sample" if indices is None else f"sample {indices[number]}"
+            what = f"has None in {place}" if place else "is None"
+            return UserError(
+                f"{sample} of the data set {what}, which can't be in a batch",
+                advice=(
+                    "return a value from __getitem__ in each case, or leave such samples out of "
+                    "the data set"
+                ),
+                every_rank=True,
+            )
+    return None
+
+
 def sizes_in(sample: object) -> Iterator[tuple[str, list[int]]]:
     """Yield the place and the size of each tensor, array, list and tuple in a sample."""
     for place, value in values_with_places(sample):

@@ -10,7 +10,7 @@ import torch
 from accelerate.utils import convert_to_fp32, send_to_device
 from torch.utils.data import default_collate
 
-from common.data.mistakes import different_sizes_error
+from common.data.mistakes import different_sizes_error, no_value_error
 from common.data.order import Blocks, hash_integers
 from common.data.versions.fingerprint import fingerprint_of_samples
 
@@ -184,12 +184,15 @@ def collated(collate: Collate, rows: list[Any], indices: Sequence[int] | None) -
         indices: the indices of the samples; None if they have none.
 
     Raises:
-        UserError: the collate function is torch's, and the samples have different sizes.
+        UserError: the collate function is torch's, and the samples have different sizes, or one
+            has a value that can't be in a batch.
     """
     try:
         return collate(rows)
     except Exception:
-        error = different_sizes_error(rows, indices) if collate is default_collate else None
+        if collate is not default_collate:
+            raise
+        error = different_sizes_error(rows, indices) or no_value_error(rows, indices)
         if error is None:
             raise
     raise error

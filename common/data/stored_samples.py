@@ -8,6 +8,7 @@ import torch
 from common.data.samples import Batch, Samples
 from common.data.versions.fingerprint import fingerprint_of_arrays
 from common.errors import UserError
+from common.failures.sentences import cause_text
 from common.system.devices import to_device
 
 
@@ -70,10 +71,13 @@ class TensorSamples(StoredSamples):
     """Tensors or arrays by name, each of shape [samples, ...]; a batch has rows of them.
 
     Raises:
-        UserError: the tensors have different numbers of samples.
+        UserError: a value can't become a tensor of samples, or the tensors have different numbers
+            of samples.
     """
 
     def __init__(self, **tensors: torch.Tensor | np.ndarray) -> None:
+        for name, values in tensors.items():
+            require_rows(name, values)
         sizes = {name: len(values) for name, values in tensors.items()}
         if len(set(sizes.values())) != 1:
             raise UserError(
@@ -97,3 +101,25 @@ def as_tensor(values: torch.Tensor | np.ndarray) -> torch.Tensor:
         # A memory map may be read-only. That does no harm, because nothing writes to data.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.as_tensor(values)
+
+
+def require_rows(name: str, values: object) -> None:
+    """Raise a `UserError` unless a value is a tensor or can become one, with a row per sample."""
+    kind = f"{name!r} as a value of type {type(values).__name__}"
+    if isinstance(values, np.ndarray):
+        kind += f" of dtype {values.dtype}"
+    try:
+        has_rows = as_tensor(values).ndim > 0  # type: ignore[arg-type]
+        problem = f"TensorSamples got {kind} with a single number instead of a row per sample"
+    except (TypeError, ValueError, RuntimeError) as error:
+        has_rows = False
+        cause = cause_text(error, first_line=True)
+        problem = f"TensorSamples got {kind}, which can't become a tensor ({cause})"
+    if not has_rows:
+        raise UserError(
+            problem,
+            advice=(
+                "pass a tensor or an array of numbers, such as np.stack(rows) or "
+                'np.ascontiguousarray(values, "float32"), and number texts and classes first'
+            ),
+        )

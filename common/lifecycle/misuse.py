@@ -10,15 +10,24 @@ from common.errors import UserError
 from common.system.platforms import quoted
 
 
-def training_order_of(loader: Loader, call: str) -> TrainingOrder:
+def training_order_of(loader: object, call: str) -> TrainingOrder:
     """Return a loader's order, which must be one for training.
 
     Args:
         call: the recipe's call that takes this loader.
 
     Raises:
-        UserError: the loader is one for evaluations.
+        UserError: the loader is one for evaluations, or none of the run's.
     """
+    if not isinstance(loader, Loader):
+        raise UserError(
+            f"{call.partition('(')[0]} got a value of type {type(loader).__name__} instead of a "
+            "loader of the run",
+            advice=(
+                f"call {call}, with the first of the loaders that run.loaders(data) returns; to "
+                "draw samples unevenly, let __getitem__ of the data set choose the row"
+            ),
+        )
     if not isinstance(loader.order, TrainingOrder):
         raise UserError(
             "the recipe trains on a loader for evaluations",

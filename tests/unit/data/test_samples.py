@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils import _pytree as tree
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from common.command_line.flag_reads import record_reads
 from common.config import TrainingConfig
@@ -28,6 +28,7 @@ from common.data.stored_samples import TensorSamples
 from common.data.unused_flags import refuse_unused_data_flags
 from common.errors import LostProcessError, UserError
 from common.flags import flag
+from common.lifecycle.misuse import training_order_of
 
 CPU = torch.device("cpu")
 COUNT = 50
@@ -529,3 +530,58 @@ def test_data_flag_that_is_not_read_is_refused() -> None:
             refuse_unused_data_flags(config, data)
         assert flags in error.value.message
         assert data.name in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        (np.array([[1, 2], [3]], dtype=object), "as a value of type ndarray of dtype object"),
+        (np.array(["a", "b"]), "as a value of type ndarray of dtype <U1"),
+        (np.array(["2020-01-01"], dtype="datetime64[D]"), "ndarray of dtype datetime64[D]"),
+        (np.arange(3)[::-1], "as a value of type ndarray of dtype int64, which can't become"),
+        (["a", "b"], "as a value of type list, which can't become a tensor"),
+        (None, "as a value of type NoneType, which can't become a tensor"),
+        ({"a": [1]}, "as a value of type dict, which can't become a tensor"),
+        (3, "as a value of type int with a single number instead of a row per sample"),
+        (torch.tensor(3), "as a value of type Tensor with a single number instead of a row"),
+    ],
+    ids=["object", "text", "date", "reversed", "texts", "none", "dict", "number", "0-dim tensor"],
+)
+def test_value_that_is_no_tensor_is_refused(values: Any, problem: str) -> None:
+    """The message names the key and the type."""
+    with pytest.raises(UserError) as error:
+        TensorSamples(labels=torch.zeros(2), inputs=values)
+    assert error.value.message.startswith("TensorSamples got 'inputs' as a value of type ")
+    assert problem in error.value.message
+    assert "pass a tensor or an array of numbers" in error.value.advice
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        (None, "is None"),
+        ({"x": torch.ones(1), "y": None}, "has None in ['y']"),
+        ((torch.ones(1), None), "has None in [1]"),
+    ],
+)
+def test_sample_that_is_none_is_named(row: Any, what: str) -> None:
+    """A branch of `__getitem__` may lack a `return`."""
+    good = {"x": torch.ones(1), "y": 1} if isinstance(row, dict) else (torch.ones(1), 1)
+    samples = DatasetSamples([good, good, good if row is None else row, row])
+    index = 3 if row is None else 2
+    with pytest.raises(UserError) as error:
+        samples.fetch(torch.tensor([0, index]), 0)
+    expected = f"sample {index} of the data set {what}, which can't be in a batch"
+    assert error.value.problem == expected
+
+
+@pytest.mark.parametrize("call", ["run.make_plan(train_loader, ...)", "run.batches(train_loader)"])
+@pytest.mark.parametrize("loader", [DataLoader(TensorDataset(torch.ones(2))), [1], None])
+def test_loader_of_another_kind_is_refused(loader: Any, call: str) -> None:
+    """Torch's own loader has no place in the order of a run."""
+    with pytest.raises(UserError) as error:
+        training_order_of(loader, call)
+    kind = type(loader).__name__
+    name = call.partition("(")[0]
+    problem = f"{name} got a value of type {kind} instead of a loader of the run"
+    assert error.value.problem == problem
