@@ -104,7 +104,10 @@ class Run:
             UserError: a flag that was set has no effect on the data, or does not suit them; a split
                 has too few samples; or `--early-stopping` has no validation data to choose by.
         """
-        loaded = loading.load(self.context, data, self.evaluations.rehearsal)
+        evaluations = self.evaluations
+        loaded = loading.load(
+            self.context, data, evaluations.rehearsal, lambda: evaluations.is_evaluating
+        )
         self.stages.loaded = loaded
         loaders = loaded.loaders
         return loaders["train"], loaders[loaded.validation_split], loaders[loaded.test_split]

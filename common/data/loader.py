@@ -63,6 +63,8 @@ class RunSignals:
     is_stop_announced: Callable[[], bool] = never
     # Whether an evaluation is only a rehearsal: a few batches before training, to find mistakes.
     is_rehearsing: Callable[[], bool] = never
+    # Whether the recipe evaluates now, be it a rehearsal or not.
+    is_evaluating: Callable[[], bool] = never
     # Takes the number of samples of each batch of a rehearsal.
     note_rehearsed: Callable[[int], None] = ignore
 
@@ -169,15 +171,13 @@ class Loader:
         Raises:
             UserError: this is the loader for training.
         """
-        if not isinstance(self.order, EvaluationOrder):
-            raise UserError(
-                "the loop is over train_loader itself, so no checkpoint would contain its position",
-                advice="loop over run.batches(train_loader)",
-            )
+        order = self.order
+        if not isinstance(order, EvaluationOrder):
+            raise self.misused_error()
         if self.signals.is_rehearsing():
-            yield from self.rehearsed(self.rehearsal_of(self.order.batches()))
+            yield from self.rehearsed(self.rehearsal_of(order.batches()))
             return
-        for batch, _ in self.make_batches(self.order.batches(), None):
+        for batch, _ in self.make_batches(order.batches(), None):
             if self.signals.is_stop_announced():
                 return
             yield batch
@@ -192,8 +192,12 @@ class Loader:
         Yields:
             A batch, and which of its samples count: bool [size], on the device; false for a sample
             that only fills up the batch.
+
+        Raises:
+            UserError: this is the loader for training.
         """
-        assert isinstance(self.order, EvaluationOrder)
+        if not isinstance(self.order, EvaluationOrder):
+            raise self.misused_error()
         micro_batches, is_real = self.order.equal_batches()
         if self.signals.is_rehearsing():
             batches = self.rehearsed(self.rehearsal_of(micro_batches))
@@ -202,6 +206,21 @@ class Loader:
             batches = (batch for batch, _ in self.make_batches(micro_batches, None))
         for batch, is_real_in_batch in zip(batches, is_real, strict=True):
             yield batch, is_real_in_batch.to(self.device)
+
+    def misused_error(self) -> UserError:
+        """Return the error for a loop over the loader for training, as if it were another one."""
+        if self.signals.is_evaluating():
+            return UserError(
+                "the evaluation reads train_loader, which is only for training",
+                advice=(
+                    "for figures of training samples, add a split with some of them to Data, such "
+                    'as "train_part", and evaluate run.all_loaders["train_part"]'
+                ),
+            )
+        return UserError(
+            "the loop is over train_loader itself, so no checkpoint would contain its position",
+            advice="loop over run.batches(train_loader)",
+        )
 
     def rehearsal_of(self, batches: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the few batches of a rehearsal, from the `batches` of an evaluation.

@@ -35,6 +35,7 @@ class Evaluations:
         """
         self.context = context
         self.rehearsal = Rehearsal(is_wanted=rehearse and not context.config.evaluate_only)
+        self.is_evaluating = False  # whether a block of `evaluating` runs now
         self.has_warned_of_nan = False  # whether a warning told of an objective that is NaN
         self.states_before_rehearsal: State | None = None  # of the random generators
         self.networks = EvaluatedNetworks()
@@ -94,10 +95,10 @@ class Evaluations:
         seed = context.config.seed
         mode = evaluation_mode(context.accelerator, bare_model, context.random, seed)
         if self.rehearsal.is_on:
-            with DISPLAY.showing_activity("evaluating"), self.rehearsing(bare_model), mode:
+            with self.noting_evaluation(), self.rehearsing(bare_model), mode:
                 yield bare_model
             return
-        with DISPLAY.showing_activity("evaluating"), context.meters.stopwatch.stopped():
+        with self.noting_evaluation(), context.meters.stopwatch.stopped():
             with mode as restore_buffers:
                 yield bare_model
             context.decisions.check(step)
@@ -108,6 +109,16 @@ class Evaluations:
                 save_and_leave()
         self.networks.last = bare_model
         self.evaluated_step = step
+
+    @contextmanager
+    def noting_evaluation(self) -> Iterator[None]:
+        """Show and note that the recipe evaluates while the block runs."""
+        self.is_evaluating = True
+        try:
+            with DISPLAY.showing_activity("evaluating"):
+                yield
+        finally:
+            self.is_evaluating = False
 
     @contextmanager
     def rehearsing(self, bare_model: nn.Module) -> Iterator[None]:

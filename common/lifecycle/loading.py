@@ -1,5 +1,7 @@
 """The loaders of a run, and the splits that its evaluations read."""
 
+from collections.abc import Callable
+
 from common.data.dataset import Data
 from common.data.loader import RunSignals
 from common.data.run_loaders import make_loaders
@@ -10,7 +12,9 @@ from common.training.evaluation.early_stopping import EarlyStopping
 from common.training.evaluation.rehearsal import Rehearsal
 
 
-def load(context: Context, data: Data, rehearsal: Rehearsal) -> LoadedData:
+def load(
+    context: Context, data: Data, rehearsal: Rehearsal, is_evaluating: Callable[[], bool]
+) -> LoadedData:
     """Check the flags on data, make a loader for each split, and return both.
 
     If the data lack one of validation and test, the other split serves as both. Data without either
@@ -18,6 +22,7 @@ def load(context: Context, data: Data, rehearsal: Rehearsal) -> LoadedData:
 
     Args:
         rehearsal: the rehearsal of the run, in which evaluations read only a few batches.
+        is_evaluating: whether the recipe evaluates now.
 
     Raises:
         UserError: a flag that was set has no effect on the data, or does not suit them; a split has
@@ -32,6 +37,7 @@ def load(context: Context, data: Data, rehearsal: Rehearsal) -> LoadedData:
     signals = RunSignals(
         is_asked_to_stop=lambda: context.decisions.request.reason is not None,
         is_stop_announced=context.decisions.is_stop_announced,
+        is_evaluating=is_evaluating,
         is_rehearsing=lambda: rehearsal.is_reading,
         note_rehearsed=lambda samples: rehearsal.batch_sizes.append(samples),
     )

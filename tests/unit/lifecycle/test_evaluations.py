@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,27 @@ def test_nan_in_the_first_batch_is_named(
     expected = f"the first training batch has NaN in {names}, for example" if names else ""
     assert output.startswith(expected)
     assert bool(output) == bool(names)
+
+
+@pytest.mark.parametrize("rehearse", [True, False])
+@pytest.mark.parametrize("way", ["loop", "equal_batches"])
+def test_evaluation_of_the_training_loader_is_refused(
+    way: str, rehearse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says how to get figures of training samples."""
+
+    def evaluate(recipe_run: Any, model: Any, loader: Any) -> dict[str, float]:
+        train_loader = recipe_run.all_loaders["train"]
+        if way == "loop":
+            return EVALUATE(recipe_run, model, train_loader)
+        with recipe_run.evaluating(model):
+            next(recipe_run.equal_batches(train_loader))
+        return {}
+
+    monkeypatch.setattr(regression, "evaluate", evaluate)
+    if not rehearse:
+        monkeypatch.setattr(regression, "Run", partial(regression.Run, rehearse=False))
+    error, _ = run(*EVALUATED, "--output-dir", tmp_path)
+    assert isinstance(error, UserError)
+    assert error.problem == "the evaluation reads train_loader, which is only for training"
+    assert "add a split with some of them to Data" in error.advice
