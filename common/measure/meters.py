@@ -84,6 +84,7 @@ class Meters:
         self.clock = RunClock()
         self.load = MachineLoad()
         self.flops: TrainingFlops | None = None
+        self.cause_of_no_mfu: str | None = None  # until the first update, when a warning states it
         self.peak = 0.0  # TFLOP/s of a device; 0 if unknown
         self.peak_source = ""  # "data sheet", "measured" or "unknown"; see `peak_tflops`
         self.peak_before = 0.0  # the peak in the attempt before this one; 0 if there was none
@@ -103,8 +104,9 @@ class Meters:
         """Count the operations of a sample, and find the device's peak in `dtype`, for the MFU.
 
         Operations are first counted on shapes alone. That fails if the model reads values. Then
-        they are counted on a few real samples. If that fails as well, there is no MFU, and a
-        warning gives the cause of the first failure.
+        they are counted on a few real samples. If that fails as well, there is no MFU. After the
+        first update, a warning gives the cause of the first failure. Before it, the cause may be a
+        mistake in the recipe, which the loop meets as well and reports better.
 
         Args:
             passes: how many forward and backward passes the loop makes with each sample.
@@ -118,10 +120,7 @@ class Meters:
                     model, compute_loss, samples, self.device
                 )
             if self.flops is None:
-                cause = cause_text(problem, first_line=True)
-                warn(
-                    f"perf/mfu is not logged, because the model's FLOPs can't be counted ({cause})"
-                )
+                self.cause_of_no_mfu = cause_text(problem, first_line=True)
         if self.flops is not None:
             self.flops = self.flops.times(passes)
 
@@ -157,6 +156,12 @@ class Meters:
         require_loss_and_metrics(loss, metrics, "run.record(loss, {name: values})")
         self.sums.add(loss, metrics or {})
         self.stopwatch.count(work, wait_seconds, is_update)
+        if is_update and self.cause_of_no_mfu is not None:
+            warn(
+                "perf/mfu is not logged, because the model's FLOPs can't be counted "
+                f"({self.cause_of_no_mfu})"
+            )
+            self.cause_of_no_mfu = None
         self.power.sample_if_due()
 
     def end_interval(self) -> dict[str, float]:

@@ -64,7 +64,10 @@ def test_figure_that_one_rank_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch)
 def test_uncountable_model_still_has_a_peak(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line gives the reason why operations cannot be counted."""
+    """After the first update, one line gives the reason why operations cannot be counted.
+
+    Before it, the loop may still meet the same error, and report it better.
+    """
     meters = trained(TwoRanks(other=lambda row: row))
 
     def refuse(*others: Any) -> Any:
@@ -73,6 +76,10 @@ def test_uncountable_model_still_has_a_peak(
     monkeypatch.setattr(module, "training_flops", refuse)
     meters.find_flops(nn.Linear(1, 1), refuse, refuse, torch.float32)  # type: ignore[arg-type]
     reason = "FLOPs can't be counted (NotImplementedError: no meta kernel)"
+    meters.count(0.5, None, Work(1), 0.0, is_update=False)
+    assert capsys.readouterr().out == ""
+    for _ in range(2):
+        meters.count(0.5, None, Work(1), 0.0, is_update=True)
     assert capsys.readouterr().out == f"perf/mfu is not logged, because the model's {reason}\n"
     assert meters.peak > 0
     assert "perf/tflops_per_device" not in meters.end_interval()
