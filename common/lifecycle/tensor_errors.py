@@ -17,7 +17,15 @@ from common.failures.error_causes import is_lost_process, is_out_of_memory
 from common.system.installed_code import is_in_standard_library, is_installed
 from common.system.wording import listed
 
-EXPLAINED_CLASSES = (RuntimeError, IndexError, ValueError, UserWarning)
+EXPLAINED_CLASSES = (RuntimeError, IndexError, ValueError, UserWarning, TypeError)
+# Python's error for `batch["images"]` if the batch is a list or a tuple.
+NAME_AS_INDEX = re.compile(r"^(list|tuple) indices must be integers or slices, not str$")
+# Torch's error in the backward pass of a loss without gradient.
+NO_GRADIENT = "does not require grad and does not have a grad_fn"
+NO_GRADIENT_CAUSE = (
+    "the loss depends on no parameter that is trained: set requires_grad of some parameters to "
+    "True, and compute the loss without torch.no_grad(), .detach() or .item()"
+)
 # Texts of torch's errors about a label, a token or another index.
 INDEX_ERROR = re.compile(
     r"^(Target -?\d+ is out of bounds|index -?\d+ is out of bounds for dimension"
@@ -86,6 +94,10 @@ def likely_cause_of(error: BaseException) -> str | None:
         return None
     frames = [entry.tb_frame for entry in tracebacks_of(error)]
     own_frames = [frame for frame in frames if is_of_user(frame)]
+    if isinstance(error, TypeError):
+        return likely_cause_of_name(error, frames)
+    if own_frames and isinstance(error, RuntimeError) and NO_GRADIENT in str(error):
+        return NO_GRADIENT_CAUSE
     if not own_frames or not is_raised_by_torch(error, frames):
         return None
     batch = tensors_of_batch(own_frames)
@@ -221,6 +233,23 @@ def likely_cause_of_index(frames: list[FrameType], batch: list[TensorAtPlace]) -
         f"a label is not one of the {class_count} classes of the loss, 0 to {class_count - 1}"
         f"{values}: number the labels from 0, set those to ignore to -100, or give the model one "
         "output for each class"
+    )
+
+
+def likely_cause_of_name(error: TypeError, frames: list[FrameType]) -> str | None:
+    """Return a sentence for a batch that is a list or a tuple but is read by a name.
+
+    Args:
+        frames: the frames of the traceback, the innermost first.
+    """
+    batch = frames[0].f_locals.get("batch") if frames and is_of_user(frames[0]) else None
+    if not NAME_AS_INDEX.search(str(error)) or not isinstance(batch, list | tuple):
+        return None
+    return (
+        f"the batch is a {type(batch).__name__} of {len(batch)} values"
+        f"{shapes_in_words([*tensors_with_places(batch, 'batch')])}, because the data set returns "
+        'its samples as tuples: return a dictionary from __getitem__, such as {"images": image, '
+        '"labels": label}'
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional as F
 
@@ -112,6 +113,37 @@ def test_error_about_a_batch_ends_with_its_likely_cause(name: str) -> None:
         lowest = int(values.min())
         highest = int(values.max())
         assert f"(batch['values'] from {lowest} to {highest})" in lines[-1]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_batch_that_is_read_by_a_name_is_described(kind: Any) -> None:
+    """A data set that returns tuples makes such batches."""
+
+    def train() -> None:
+        for batch in [kind([torch.ones(2, 3), torch.ones(2)])]:
+            batch["images"].sum()  # type: ignore[call-overload]
+
+    error = raised_by(train)
+    add_notes(error, Rehearsal(is_wanted=False))
+    (note,) = error.__notes__
+    shapes = "batch[0] float32 [2, 3], batch[1] float32 [2]"
+    assert note.startswith(f"Likely cause: the batch is a {kind.__name__} of 2 values ({shapes})")
+    assert "return a dictionary from __getitem__" in note
+
+
+@pytest.mark.usefixtures("own_accelerator")
+@pytest.mark.parametrize("way", ["frozen", "detached", "no_grad"])
+def test_loss_without_a_gradient_is_explained(way: str) -> None:
+    """Torch names only an element of tensors."""
+    model = nn.Linear(3, 1).requires_grad_(way != "frozen")
+
+    def train() -> None:
+        with torch.set_grad_enabled(way != "no_grad"):
+            loss = model(torch.ones(2, 3)).mean()
+        loss = loss.detach() if way == "detached" else loss
+        Accelerator(cpu=True).backward(loss)
+
+    assert "no parameter that is trained" in (likely_cause_of(raised_by(train)) or "")
 
 
 def fail(error: BaseException) -> None:
