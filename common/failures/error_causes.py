@@ -60,6 +60,17 @@ LOST_PROCESS_PHRASES = (
     *map(re.escape, error_texts(*NETWORK_ERRORS)),
 )
 LOST_PROCESS = re.compile("|".join(LOST_PROCESS_PHRASES), re.IGNORECASE)
+# Errors of gloo while processes exchange values. Their texts have paths of gloo's source and advice
+# to read the log of a "remote worker", which help no user.
+GLOO_EXCHANGE = re.compile(
+    r"\bgloo/transport/\w+/(pair|unbound_buffer)\.(cc|h)\b"
+    r"|timed out waiting \d+ms for (send|recv) operation"
+    r"|application timeout caused pair closure|pair is not connected \(",
+    re.IGNORECASE,
+)
+# Words in the texts of such errors.
+OTHER_VALUES = re.compile(r"size doesn't match|collective mismatch|preamble", re.IGNORECASE)
+TIMEOUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 # Phrases in an error's text which say that memory ran out.
 NO_MEMORY = (
     "out of memory",
@@ -84,6 +95,29 @@ def is_lost_process(error: BaseException) -> bool:
         return True
     # Libraries raise a RuntimeError for most causes, and only its text tells them apart.
     return isinstance(error, RuntimeError) and bool(LOST_PROCESS.search(str(error)))
+
+
+def lost_process_in_words(error: BaseException) -> str | None:
+    """Return in plain words what an error of gloo between two processes means.
+
+    The result is None for all other errors, such as those of NCCL, whose texts say more.
+    """
+    text = str(error)
+    if isinstance(error, LostProcessError) or not is_lost_process(error):
+        return None
+    if not GLOO_EXCHANGE.search(text):
+        return None
+    if OTHER_VALUES.search(text):
+        return "the processes exchanged values of different sizes: they did not make the same calls"
+    if TIMEOUT.search(text):
+        return (
+            "timed out waiting for another process: it has ended or hangs, or the processes did "
+            "not make the same calls"
+        )
+    return (
+        "lost the connection to another process: it has ended, or the processes did not make the "
+        "same calls"
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 from common.errors import Preempted, UserError
 from common.failures.disk_errors import is_disk_error
-from common.failures.error_causes import is_lost_process
+from common.failures.error_causes import is_lost_process, lost_process_in_words
 
 # The status that a run writes to `status.json`.
 RunStatus = Literal["running", "finished", "preempted", "failed"]
@@ -32,4 +32,5 @@ def outcome_of(error: BaseException, rank: int | None = None) -> Outcome:
         return Outcome("failed", resumable=error.resumable, reason=error.message)
     is_resumable = is_disk_error(error) or is_lost_process(error)
     prefix = "" if rank is None else f"rank {rank}: "
-    return Outcome("failed", is_resumable, f"{prefix}{type(error).__name__}: {error}")
+    text = lost_process_in_words(error) or f"{type(error).__name__}: {error}"
+    return Outcome("failed", is_resumable, f"{prefix}{text}")

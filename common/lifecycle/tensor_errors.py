@@ -7,6 +7,7 @@ traceback hold the batch, in training and in evaluations alike, so the explanati
 import re
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, cast
 
@@ -127,6 +128,15 @@ def shorten_traceback(error: BaseException) -> None:
         if is_of_user(entry.tb_frame):
             shortened = TracebackType(shortened, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     error.__traceback__ = shortened
+
+
+def place_in_words(error: BaseException) -> str:
+    """Return the innermost line of the user's code in an error's traceback, in brackets."""
+    for entry in tracebacks_of(error):
+        if is_of_user(entry.tb_frame):
+            file = Path(entry.tb_frame.f_code.co_filename).name
+            return f" (in {file}, line {entry.tb_lineno})"
+    return ""
 
 
 def tracebacks_of(error: BaseException) -> list[TracebackType]:

@@ -13,6 +13,8 @@ FLAGS = ("--dataset", "digits", "--hidden-sizes", 16, "--batch-size", 64, "--tra
 RECORD = "            run.record(loss, metrics(logits, batch))\n"
 SAVE = "            if run.should_save:\n                run.save()\n"
 FINISH = "        run.finish(evaluate(run, model, test_loader))\n"
+EVALUATE = "if run.should_evaluate:  # at the top"
+IS_MAIN = "(not run.progress.global_step or accelerator.is_main_process)"
 STOP = """\
             if run.progress.global_step == 3:
                 import os, signal
@@ -74,3 +76,27 @@ def test_a_stop_saves_without_a_call_of_save(runner: Runner, tmp_path: Path) -> 
         for directory in (whole.directory, stopped.directory)
     ]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        (EVALUATE, EVALUATE.replace(":", f" and {IS_MAIN}:")),
+        (RECORD, f"            accelerator.is_main_process and {RECORD.strip()}\n"),
+    ],
+    ids=["evaluation", "record"],
+)
+def test_call_on_one_process_only_gives_one_sentence(
+    edit: tuple[str, str], runner: Runner, tmp_path: Path
+) -> None:
+    """The library for collectives knows only that the other process sent something else."""
+    recipe = edited("mnist_mlp", tmp_path, edit)
+    flags = (*FLAGS, "--max-steps", 9, "--eval-every", 3, "--collective-timeout", 6)
+    run = runner.run(recipe, *flags, launcher="two forks", succeeds=False)
+    reason = run.status["reason"]
+    assert "the processes did not make the same calls" in reason or "values of different" in reason
+    assert "gloo" not in reason
+    printed = " ".join(run.errors.split())
+    assert f"{reason} (in mnist_mlp.py, line " in printed, run.explain()
+    assert "let all processes make the same calls, such as run.record" in printed
+    assert "Traceback" not in printed

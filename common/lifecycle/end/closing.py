@@ -10,18 +10,24 @@ from common.console.messages import log_line
 from common.data.loader import Loader
 from common.data.workers.processes import kill_workers
 from common.errors import Preempted, TrainingError, UserError
-from common.failures.error_causes import is_lost_process, is_out_of_memory
+from common.failures.error_causes import is_lost_process, is_out_of_memory, lost_process_in_words
 from common.failures.outcomes import Outcome, outcome_of
 from common.lifecycle.end import releasing
 from common.lifecycle.end.error_report import claim_report
 from common.lifecycle.stages import Context, Stages
-from common.lifecycle.tensor_errors import likely_cause_of, shorten_traceback
+from common.lifecycle.tensor_errors import likely_cause_of, place_in_words, shorten_traceback
 from common.measure.memory import lift_limit
 from common.run_directory.directory import LOST_AGAIN, LOST_AGAIN_ADVICE, RunDirectory
 from common.run_directory.status import read_status
 from common.system.launch_variables import is_launched
 from common.training.evaluation.rehearsal import Rehearsal
 from common.training.out_of_memory import out_of_memory_error
+
+LOST_ADVICE = (
+    "look for the message of a process that ended; if there is none, let all processes make the "
+    "same calls, such as run.record, run.log, run.save and the evaluation, and none of them under "
+    "if accelerator.is_main_process"
+)
 
 
 class NotedFailure(NamedTuple):
@@ -142,8 +148,7 @@ def error_to_raise(
 ) -> TrainingError | SystemExit | None:
     """Return the error that is to end the process instead of `error`; None keeps `error`.
 
-    - A process was lost at the same update before, or memory ran out: a `TrainingError` says what
-      to do.
+    - Another process was lost, or memory ran out: a `TrainingError` says what to do.
     - Another rank failed first, and `error` may only be a consequence of that failure: the rank
       that failed first says why, so this rank exits without a message.
     """
@@ -154,6 +159,13 @@ def error_to_raise(
     may_follow_from_first = outcome.resumable and not isinstance(error, UserError)
     if may_follow_from_first and not failure.is_first:
         return SystemExit(1)
+    if failure.is_first and lost_process_in_words(error) is not None:
+        return TrainingError(
+            f"{outcome.reason}{place_in_words(error)}",
+            advice=LOST_ADVICE,
+            every_rank=True,
+            resumable=True,
+        )
     if is_out_of_memory(error) and failure.is_first:
         device = context.accelerator.device
         return out_of_memory_error(context.config, context.directory.path, device, loaders)

@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from common.errors import LostProcessError
-from common.failures.error_causes import is_lost_process, is_out_of_memory
+from common.failures.error_causes import (
+    is_lost_process,
+    is_out_of_memory,
+    lost_process_in_words,
+)
 from common.failures.outcomes import Outcome, outcome_of
 
 LOST_PROCESS_ERRORS = [
@@ -80,9 +84,56 @@ def test_lost_process_is_resumable(error: Exception) -> None:
     """gloo, NCCL and torch's loader report it in different words."""
     outcome = outcome_of(error, rank=3)
     assert (outcome.status, outcome.resumable) == ("failed", True)
-    assert outcome.reason == f"rank 3: {type(error).__name__}: {error}"
+    in_words = lost_process_in_words(error) or f"{type(error).__name__}: {error}"
+    assert outcome.reason == f"rank 3: {in_words}"
     assert is_lost_process(error)
     assert not is_out_of_memory(error)
+
+
+PAIR = "gloo/transport/tcp/pair.cc"
+GLHF = "This is typically caused by a remote worker crashing. Check the logs. GLHF!"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"[/src/{PAIR}:537] Connection closed by peer. {GLHF}", "lost the connection to another"),
+        (f"[/src/{PAIR}:537] Read error [::1]:3: Connection reset by peer. {GLHF}", "lost the"),
+        (f"[enforce fail at /src/{PAIR}:456] preamble. 9 vs 4. mismatch", "of different sizes"),
+        (
+            "Timed out waiting 5000ms for recv operation to complete",
+            "timed out waiting for another",
+        ),
+        (
+            "[/src/gloo/transport/uv/unbound_buffer.cc:81] Timed out waiting 9ms for recv",
+            "timed out",
+        ),
+        ("Application timeout caused pair closure", "timed out waiting for another process"),
+        ("Pair is not connected (", "lost the connection to another process"),
+    ],
+)
+def test_errors_of_gloo_are_told_in_plain_words(text: str, words: str) -> None:
+    """They say that processes may not have made the same calls, which gloo does not know."""
+    reason = outcome_of(RuntimeError(text)).reason or ""
+    assert words in reason
+    assert "not make the same calls" in reason
+    assert not any(word in reason for word in ("gloo", "GLHF", "worker", "pair"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LostProcessError("rank 1 timed out"),
+        RuntimeError("DataLoader timed out after 5 seconds"),
+        RuntimeError("NCCL communicator was aborted on rank 1"),
+        RuntimeError("[enforce fail at /src/gloo/transport/tcp/device.cc:84] no interface"),
+        RuntimeError("the recipe timed out"),
+    ],
+    ids=repr,
+)
+def test_errors_that_say_more_keep_their_text(error: Exception) -> None:
+    """So do those of a loader's worker, which are about no other rank."""
+    assert outcome_of(error).reason == f"{type(error).__name__}: {error}"
 
 
 @pytest.mark.parametrize("error", OTHER_ERRORS, ids=repr)
