@@ -21,6 +21,12 @@ from common.system.wording import listed
 EXPLAINED_CLASSES = (RuntimeError, IndexError, ValueError, UserWarning, TypeError)
 # Python's error for `batch["images"]` if the batch is a list or a tuple.
 NAME_AS_INDEX = re.compile(r"^(list|tuple) indices must be integers or slices, not str$")
+# Python's error for a step of `ReduceLROnPlateau` without a metric.
+NO_METRIC = "ReduceLROnPlateau.step() missing 1 required positional argument"
+NO_METRIC_CAUSE = (
+    "ReduceLROnPlateau makes a step for each evaluation: call scheduler.step(figures[NAME]) after "
+    "run.log(figures), and not in the loop (see docs/make-your-own.md)"
+)
 # Torch's error in the backward pass of a loss without gradient.
 NO_GRADIENT = "does not require grad and does not have a grad_fn"
 NO_GRADIENT_CAUSE = (
@@ -96,7 +102,7 @@ def likely_cause_of(error: BaseException) -> str | None:
     frames = [entry.tb_frame for entry in tracebacks_of(error)]
     own_frames = [frame for frame in frames if is_of_user(frame)]
     if isinstance(error, TypeError):
-        return likely_cause_of_name(error, frames)
+        return NO_METRIC_CAUSE if NO_METRIC in str(error) else likely_cause_of_name(error, frames)
     if own_frames and isinstance(error, RuntimeError) and NO_GRADIENT in str(error):
         return NO_GRADIENT_CAUSE
     if not own_frames or not is_raised_by_torch(error, frames):

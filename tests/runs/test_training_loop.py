@@ -201,3 +201,57 @@ def test_main_is_called_by_a_notebook(runner: Runner, tmp_path: Path) -> None:
         assert facts["environment"]["world_size"] == processes
         assert json.loads((tmp_path / name / "status.json").read_text())["status"] == "finished"
     assert json.loads((tmp_path / "thread" / "status.json").read_text())["status"] == "finished"
+
+
+PREPARED = "model, optimizer = accelerator.prepare(model, optimizer)"
+PLATEAU = (
+    ("Run(config, __file__, OBJECTIVE)", "Run(config, __file__, OBJECTIVE, rehearse=False)"),
+    (
+        "scheduler = run.plan.schedule(optimizer, warmup_share=0.1)",
+        "scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)",
+    ),
+    ("model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)", PREPARED),
+    (
+        "                run.log(evaluate(run, model, validation_loader))\n            if",
+        "                figures = evaluate(run, model, validation_loader)\n"
+        "                run.log(figures)\n"
+        '                scheduler.step(-figures["loss"])  # always a worse value\n'
+        "            if",
+    ),
+    ("                scheduler.step()\n", ""),
+)
+
+
+@pytest.mark.parametrize("stop", [4, 6], ids=["between evaluations", "before an evaluation"])
+def test_scheduler_of_evaluations_continues_after_a_resume(
+    stop: int, runner: Runner, tmp_path: Path
+) -> None:
+    """`docs/make-your-own.md` says how a recipe uses `ReduceLROnPlateau`."""
+    flags = (*FLAGS, "--hidden-sizes", 16, "--batch-size", 64, "--max-steps", 12)
+    flags = (*flags, "--eval-every", 3, "--log-every", 1)
+    whole = runner.run(edited("mnist_mlp", tmp_path, *PLATEAU), *flags)
+    rates = [*whole.series("train/learning_rate").values()]
+    assert len({*rates}) >= 3, rates
+    stopping = (
+        f"            if run.progress.global_step == {stop}:\n"
+        "                import os, signal\n"
+        "                os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    recipe = edited("mnist_mlp", tmp_path, *PLATEAU, (RECORD, RECORD + stopping))
+    stopped = runner.run(recipe, *flags, succeeds=False)
+    assert stopped.returncode == 75, stopped.explain()
+    resumed = runner.run(recipe, "--resume", stopped.directory, output_directory=False)
+    assert "error" not in resumed.printed()
+    weights = [
+        (directory / "model" / "model.safetensors").read_bytes()
+        for directory in (whole.directory, stopped.directory)
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_scheduler_of_evaluations_is_not_prepared(runner: Runner, tmp_path: Path) -> None:
+    """Accelerate would call it without a metric, or twice on two processes."""
+    copy = edited("mnist_mlp", tmp_path, PLATEAU[1])
+    run = runner.run(copy, *FLAGS, "--max-steps", 3, succeeds=False)
+    assert "error: accelerator.prepare got a ReduceLROnPlateau" in run.errors, run.explain()
+    assert "Traceback" not in run.printed()

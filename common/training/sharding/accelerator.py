@@ -7,8 +7,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from accelerate import Accelerator
+from accelerate.scheduler import AcceleratedScheduler
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from common.errors import UserError
 from common.training.gradients.averaging import FreezableDDP, average_gradients
@@ -19,6 +21,12 @@ if TYPE_CHECKING:  # these imports take a second, and only runs with shards need
     from torch.distributed.fsdp import FSDPModule
 
     from common.training.sharding.networks import Sharder
+
+
+ADVICE_ON_PLATEAUS = (
+    "leave it out of accelerator.prepare and of the loop, and call scheduler.step(figures[NAME]) "
+    "after run.log(figures) (see docs/make-your-own.md)"
+)
 
 
 class ShardingAccelerator(Accelerator):
@@ -125,6 +133,21 @@ class ShardingAccelerator(Accelerator):
             # gradients once it is unfrozen.
             self.frozen_networks[prepared] = [*prepared.parameters()]
         return prepared
+
+    def prepare_scheduler(self, scheduler: Any) -> AcceleratedScheduler:
+        """Prepare a scheduler that makes a step for each update.
+
+        Raises:
+            UserError: the scheduler needs a metric in each step. Accelerate would repeat such a
+                step for each process, and leave it out between the micro-batches of an update.
+        """
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise UserError(
+                "accelerator.prepare got a ReduceLROnPlateau, which makes a step for each "
+                "evaluation and not for each update",
+                advice=ADVICE_ON_PLATEAUS,
+            )
+        return super().prepare_scheduler(scheduler)
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
         """Compute gradients, and average those of `frozen_networks`, which DDP leaves out."""

@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from common.errors import UserError
 from common.lifecycle.end.closing import add_notes
@@ -144,6 +145,17 @@ def test_loss_without_a_gradient_is_explained(way: str) -> None:
         Accelerator(cpu=True).backward(loss)
 
     assert "no parameter that is trained" in (likely_cause_of(raised_by(train)) or "")
+
+
+def test_step_of_a_plateau_without_a_metric_is_explained() -> None:
+    """Such a scheduler needs a value of each evaluation."""
+    parameters = nn.Linear(1, 1).parameters()
+    step: Any = ReduceLROnPlateau(torch.optim.SGD(parameters, lr=0.1)).step
+
+    def train() -> None:
+        step()
+
+    assert "call scheduler.step(figures[NAME])" in (likely_cause_of(raised_by(train)) or "")
 
 
 def fail(error: BaseException) -> None:
