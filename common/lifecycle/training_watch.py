@@ -17,7 +17,8 @@ from common.console import warn
 from common.errors import UserError
 from common.lifecycle.stages import StartedRun
 from common.system.wording import counted
-from common.training.gradients.guard import GradientGuard, parameters_of
+from common.training.gradients.guard import GradientGuard
+from common.training.gradients.skipped_steps import parameters_of
 
 TRAINING_ADVICE = (
     "call accelerator.backward(loss), then optimizer.step(), and only then optimizer.zero_grad()"

@@ -5,7 +5,6 @@ The norms of the gradients, and those of `--log-gradients`, are measured here, t
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypedDict, cast
 from weakref import WeakKeyDictionary
 
@@ -17,10 +16,23 @@ from torch.utils.hooks import RemovableHandle
 
 from common.checkpoints.adapters import bare_optimizer
 from common.checkpoints.shards import is_sharded, local
-from common.errors import TrainingError, UserError
+from common.errors import TrainingError
 from common.metric_names import GRADIENT_NORM, LOSS_SCALE, SKIPPED_UPDATES
 from common.ranks.agreement import gather_from_ranks
 from common.system.devices import FusedOptimizer
+from common.training.gradients.non_finite import (
+    first_update_error,
+    non_finite_loss_error,
+    non_finite_update_error,
+    overflow_error,
+)
+from common.training.gradients.skipped_steps import (
+    drop_gradients_at_next_step,
+    parameters_of,
+    remove_mark,
+    skips_on_device,
+)
+from common.training.gradients.unfreezing import UnfreezingWatch
 
 if TYPE_CHECKING:  # the import takes a second
     from torch.distributed.tensor import DTensor
@@ -31,14 +43,6 @@ MAX_SKIPS_IN_A_ROW = 25
 # one norm for each network. The number must be well below 166, because 166 overflows in a row halve
 # the loss scale to 0.
 MAX_UNREAD_NORMS = 100
-LOOK_AT_THE_DATA = (
-    "also look for damaged samples in the data, and for batches in which all labels are ignored"
-)
-DATA_AND_MODEL_FIRST = (
-    "look at the data first, for values that are NaN, infinite or very large and for batches in "
-    "which all labels are ignored; then at the model and the loss, for a division by 0 or a "
-    "logarithm of 0"
-)
 
 
 class GuardState(TypedDict):
@@ -282,7 +286,7 @@ class GradientGuard:
         """Keep the loss of a micro-batch of update 1."""
         self.first_losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
-    def first_update_error(self, global_step: int, loss: float) -> TrainingError | None:
+    def error_of_first_update(self, global_step: int, loss: float) -> TrainingError | None:
         """Return the error for a loss or gradients that were not finite before any step.
 
         No learning rate can be the cause then. The result is None if both were finite in update 1,
@@ -298,13 +302,7 @@ class GradientGuard:
             culprit = "a gradient"
         else:
             return None
-        advice = DATA_AND_MODEL_FIRST
-        if self.accelerator.mixed_precision != "no":  # fp32 is the highest precision
-            advice += "; or start a new run with --mixed-precision no"
-        return TrainingError(
-            f"{culprit} of update 1 is NaN or infinite, before any step has changed the weights",
-            advice=advice,
-        )
+        return first_update_error(culprit, self.accelerator.mixed_precision)
 
     def is_a_first_loss_bad(self) -> bool:
         """Whether a loss of update 1 was not finite on any rank; called on all ranks."""
@@ -313,32 +311,12 @@ class GradientGuard:
         )
         return any(gather_from_ranks(self.accelerator, is_bad_here))
 
-    def non_finite_error(self, global_step: int) -> TrainingError:
-        """Return the error for a loss or gradients that are not finite.
-
-        The advice names flags of a new run that have an effect in this one, and a look at the data.
-        """
+    def error_of_update(self, global_step: int) -> TrainingError:
+        """Return the error for a loss or gradients of a later update that are not finite."""
         if not self.has_clipped:  # nothing has looked at the gradients
-            return TrainingError(
-                f"the loss became NaN in update {global_step} or shortly before",
-                advice=(
-                    "start a new run with a lower --learning-rate, and call "
-                    "run.clip_grad_norm_(model, optimizer) before each step, so that such "
-                    f"gradients change no weights; {LOOK_AT_THE_DATA}"
-                ),
-            )
-        changes = ["a lower --learning-rate or --max-grad-norm"]
-        if self.max_grad_norm == 0:  # nothing was clipped
-            changes = ["a lower --learning-rate", "--max-grad-norm 1"]
-        if self.accelerator.mixed_precision != "no":  # fp32 is the highest precision
-            changes.append("--mixed-precision no")
-        flags = ", or with ".join(changes)
-        return TrainingError(
-            (
-                f"a gradient or the loss became NaN or infinite in update {global_step} or "
-                "shortly before; updates with such gradients are not applied"
-            ),
-            advice=f"start a new run with {flags}; {LOOK_AT_THE_DATA}",
+            return non_finite_loss_error(global_step)
+        return non_finite_update_error(
+            global_step, self.max_grad_norm, self.accelerator.mixed_precision
         )
 
     def check(self, global_step: int, loss: float = 0.0) -> None:
@@ -355,20 +333,11 @@ class GradientGuard:
         """
         self.count_skipped()
         if not self.is_fp16 and (self.skipped or math.isnan(loss)):
-            first_update_error = self.first_update_error(global_step, loss)
-            raise first_update_error or self.non_finite_error(global_step)
+            error_of_first_update = self.error_of_first_update(global_step, loss)
+            raise error_of_first_update or self.error_of_update(global_step)
         most_in_a_row = max(self.skipped_in_a_row, default=0)
         if most_in_a_row >= MAX_SKIPS_IN_A_ROW:
-            raise TrainingError(
-                (
-                    f"{most_in_a_row} fp16 updates in a row overflowed by update "
-                    f"{global_step} and were not applied"
-                ),
-                advice=(
-                    "start a new run with --mixed-precision bf16 (or no, if the device lacks "
-                    "bf16), or with a lower --learning-rate"
-                ),
-            )
+            raise overflow_error(global_step, most_in_a_row)
 
     def figures(self) -> dict[str, float]:
         """Return the ``train/`` and ``gradients/`` metrics; called on all ranks.
@@ -410,82 +379,6 @@ class GradientGuard:
         self.skipped_in_a_row = [*state["skipped_in_a_row"]]
 
 
-class UnfreezingWatch:
-    """Refuses parameters that were unfrozen while no optimizer updates them."""
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self.accelerator = accelerator
-        # The ids of each network's parameters that had gradients in the last update.
-        self.trained_ids: WeakKeyDictionary[nn.Module, list[int]] = WeakKeyDictionary()
-        # The ids of each network's parameters that were frozen at the first update.
-        self.ids_frozen_at_first: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
-
-    def check(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        parameters: list[nn.Parameter],
-        trained: list[nn.Parameter],
-    ) -> None:
-        """Raise a `UserError` if a parameter was unfrozen that no optimizer updates.
-
-        Each update calls this method. It looks at the optimizers only if the parameters with
-        gradients differ from those of the last update.
-
-        Args:
-            parameters: all parameters of `model`.
-            trained: those of them that have gradients now.
-        """
-        trained_ids = [*map(id, trained)]
-        if model not in self.trained_ids:
-            self.ids_frozen_at_first[model] = {
-                id(parameter) for parameter in parameters if not parameter.requires_grad
-            }
-        elif trained_ids != self.trained_ids[model]:
-            unfrozen_ids = self.ids_frozen_at_first[model].intersection(trained_ids)
-            self.require_optimizer(model, optimizer, unfrozen_ids)
-        self.trained_ids[model] = trained_ids
-
-    def require_optimizer(
-        self, model: nn.Module, optimizer: Optimizer, unfrozen_ids: set[int]
-    ) -> None:
-        """Raise a `UserError` if an unfrozen parameter is in no optimizer.
-
-        Args:
-            optimizer: the one whose gradients are clipped now. The Accelerator may not have
-                prepared it.
-            unfrozen_ids: the ids of those parameters of `model` that have been unfrozen.
-        """
-        updated_ids: set[int] = set()
-        for known_optimizer in [*self.accelerator._optimizers, optimizer]:
-            updated_ids.update(map(id, parameters_of(known_optimizer)))
-        not_updated_ids = unfrozen_ids - updated_ids
-        for name, parameter in model.named_parameters():
-            if id(parameter) in not_updated_ids:
-                raise UserError(
-                    (
-                        f"{name.removeprefix('module.')} was unfrozen, but no prepared optimizer "
-                        "has it, so it would not be trained"
-                    ),
-                    advice=(
-                        "create the optimizer before you freeze layers, or add the parameters that "
-                        "you unfreeze later with optimizer.add_param_group({'params': ...}) before "
-                        "accelerator.prepare"
-                    ),
-                )
-
-
-def parameters_of(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """Yield the parameters of an optimizer, which Accelerate may have wrapped."""
-    for group in bare_optimizer(optimizer).param_groups:
-        yield from group["params"]
-
-
-def skips_on_device(optimizer: Optimizer) -> bool:
-    """Whether an optimizer's step obeys `found_inf`, as fused kernels do."""
-    return getattr(optimizer, "_step_supports_amp_scaling", False)
-
-
 def norm_over_ranks(norm: torch.Tensor) -> torch.Tensor:
     """Combine the ranks' norms of a sharded gradient in a collective; return others as they are."""
     return cast("DTensor", norm).full_tensor() if is_sharded(norm) else norm
@@ -496,28 +389,3 @@ def multiply(gradients: list[torch.Tensor], factor: float | torch.Tensor) -> Non
     if any(map(is_sharded, gradients)):
         gradients = [local(gradient) for gradient in gradients]
     torch._foreach_mul_(gradients, factor)
-
-
-def remove_mark(optimizer: Optimizer, *unused: object) -> None:
-    """Let the optimizer's next step update again; torch calls this after each step."""
-    cast("FusedOptimizer", optimizer).found_inf = None
-
-
-def drop_gradients_at_next_step(optimizer: Optimizer) -> None:
-    """Remove the gradients just before the optimizer's next step, which then updates nothing.
-
-    They are not removed at once, because the recipe may change or add gradients after clipping.
-    The step must not apply those either.
-    """
-    is_dropped = False
-
-    def drop(optimizer: Optimizer, *unused: object) -> None:
-        # torch goes through the hooks now, so this one stays, and does nothing in later steps.
-        nonlocal is_dropped
-        if is_dropped:
-            return
-        is_dropped = True
-        for parameter in parameters_of(optimizer):
-            parameter.grad = None
-
-    optimizer.register_step_pre_hook(drop)

@@ -23,7 +23,7 @@ from common.lifecycle.training_loop import TrainingLoop
 from common.run import Run
 from common.tools.prove.observation.session import Session
 from common.tools.prove.records.instrument_records import OptimizerStep, SampleMixing
-from common.training.gradients.guard import parameters_of
+from common.training.gradients.skipped_steps import parameters_of
 from common.training.unequal_weights import networks_of
 
 FIRST_WEIGHTS = "weights-first.safetensors"
