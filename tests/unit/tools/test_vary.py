@@ -13,7 +13,6 @@ from common.tools.launching.command import command_of_run
 from common.tools.vary.command import main
 from common.tools.vary.records import VARY_FILE, read_command
 from common.tools.vary.variants import claim, directory_name, variant_title
-from tests.conftest import first
 from tests.unit.tools.tune.test_search import STUB
 
 pytestmark = pytest.mark.usefixtures("forking_python", "restored_sigterm")  # for the variants
@@ -85,15 +84,12 @@ def shares_of_runs(folder: Path) -> set[float | None]:
 
 @pytest.mark.parametrize(
     ("flags", "share"),
-    first(
-        2,
-        [
-            (["--learning-rate", "0.1,0.01"], 0.1),
-            (["--learning-rate", "0.1"], None),
-            (["--learning-rate", "0.1,0.01", "--validation-share", "0.3"], 0.3),
-            (["--num-processes", "1"], None),
-        ],
-    ),
+    [
+        (["--learning-rate", "0.1,0.01"], 0.1),
+        (["--learning-rate", "0.1,0.01", "--validation-share", "0.3"], 0.3),
+        (["--learning-rate", "0.1"], None),
+        (["--num-processes", "1"], None),
+    ],
 )
 def test_variants_are_chosen_on_validation_data(
     flags: list[str],
