@@ -93,6 +93,17 @@ EXAMPLES: tuple[Example, ...] = (
         same_on_two=None,  # each process draws noise of its own
     ),
     Example(
+        "dqn",
+        "mnist_mlp",
+        (
+            *("--checkpoint-every", 20, "--max-steps", 240, "--eval-every", 120),
+            *("--target-every", 20, "--buffer-size", 4000),
+        ),
+        target=100.0,  # 9 steps as it begins
+        same_on_two=None,  # each process draws pushes of its own
+        is_killed_on_two=True,
+    ),
+    Example(
         "averaged",
         "mnist_mlp",
         (

@@ -27,6 +27,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "contrastive": ("MLP", {"in_features": 4, "hidden_sizes": [3], "size": 2, "dropout": 0.5}),
     "denoiser": ("Denoiser", {"width": 4, "depth": 1}),
     "distilled": CLASSIFIER,
+    "dqn": ("MLP", {"sizes": [2, 3, 2]}),
     "freezing": CLASSIFIER,
     "gan": ("MLP", {"sizes": [4, 3, 2], "is_normalized": True}),
     "multi_label": ("MLP", {"in_features": 4, "hidden_sizes": [3], "labels": 2, "dropout": 0.5}),
