@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import tyro
 
 from common.config import parse_config
@@ -75,6 +76,32 @@ def test_table_of_numbers_is_read(tmp_path: Path) -> None:
     area, rooms = data.splits["train"].tensors["inputs"].T
     assert (data.splits["train"].tensors["targets"] == 10 * area).all()
     assert (rooms != rooms).all()
+
+
+def names_in_block(page: str, text: str) -> dict[str, Any]:
+    """Return the names that a page's block of code with this text defines."""
+    blocks = FENCE.findall((REPOSITORY / "docs" / page).read_text())
+    (block,) = [block for _, block in blocks if text in block]
+    names: dict[str, Any] = {}
+    exec(block, names)
+    return names
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_loss_with_ignored_labels_does_not_depend_on_micro_batches(seed: int) -> None:
+    """A sample counts as much whatever the others ignore, and as 0 if all its labels are."""
+    loss_of = names_in_block("metrics.md", "def loss_of(")["loss_of"]
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(8, 5, 3, generator=generator, requires_grad=True)
+    labels = torch.randint(3, (8, 5), generator=generator)
+    labels[torch.rand(8, 5, generator=generator) < 0.5] = -100
+    labels[0] = -100
+    loss = loss_of(logits, labels)
+    parts = [loss_of(logits[half], labels[half]) for half in (slice(4), slice(4, None))]
+    assert torch.stack(parts).mean().item() == pytest.approx(loss.item())
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert gradient.isfinite().all()
+    assert not gradient[0].any()
 
 
 def languages(text: str) -> list[str]:

@@ -19,9 +19,8 @@ FIRST_CHECKED = 2
 ADVICE = (
     "pass tensors to run.record(loss, {...}), which reads them only at log lines; on the device, "
     "use torch.where instead of `if`, and (values * mask).sum() / mask.sum().clamp(min=1) instead "
-    "of values[mask].mean()"
-    "; if the loop must read the value, such as an action in reinforcement learning, leave out this "
-    "check by --checks"
+    "of values[mask].mean(); if the loop must read the value, as an action in reinforcement "
+    "learning, leave out this check by --checks"
 )
 
 

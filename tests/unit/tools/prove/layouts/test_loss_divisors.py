@@ -80,6 +80,7 @@ def test_a_function_that_divides_by_the_labels_is_named() -> None:
         "5 and 3 in the micro-batches of update 1, so their samples count 0.8 and 1.333 times as "
         "much as in one batch"
     )
+    assert "examples/tagging.py" in cause.advice
     assert "--checks" in cause.advice
 
 
