@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -12,9 +13,11 @@ import pytest
 
 from common.checkpoints.folders import step_folders
 from common.data.sources import find_named
+from tests.edited_copies import edited
 from tests.jobs import Job
 from tests.launch import LAUNCHES, REPOSITORY, Finished, Launcher, Runner
 from tests.local_data import cache_glue, write_image_folder
+from tests.page_blocks import page_block
 
 
 def test_config_names_a_public_data_set(runner: Runner) -> None:
@@ -137,3 +140,25 @@ def test_request_to_stop_while_data_are_prepared_is_obeyed_at_once(
     run = runner.run("mnist_mlp", *flags[1:], launcher="fork", output_directory=False)
     assert run.returncode == 0
     assert job.read("status.json")["status"] == "finished"
+
+
+def test_table_of_numbers_trains_as_the_page_says(runner: Runner, tmp_path: Path) -> None:
+    """A copy of the regression with the page's lines reads its default file, or another column."""
+    example = REPOSITORY / "examples" / "regression.py"
+    load_data = re.search(r"^def load_data\(.*?\n\n\n", example.read_text(), re.M | re.S)
+    assert load_data is not None
+    flags = re.findall(r"^    \w+: str = .*\n", page_block("make-your-own.md", "houses.csv"), re.M)
+    assert len(flags) == 2
+    copy = edited(
+        example,
+        tmp_path,
+        ("class Config(TrainingConfig):\n", "class Config(TrainingConfig):\n" + "".join(flags)),
+        (load_data[0], page_block("make-your-own.md", "pandas.read_csv") + "\n\n"),
+    )
+    rows = [f"{number % 7},{number % 3},{number % 7}" for number in range(100)]
+    (tmp_path / "houses.csv").write_text("\n".join(["area,rooms,price", *rows]) + "\n")
+    words = ("--max-steps", 2, "--batch-size", 8, "--hidden-sizes", 4, "--tracker", "none")
+    run = runner.run(copy, *words, working_directory=tmp_path)
+    assert run.config["data"]["sizes"] == {"train": 80, "validation": 20}
+    other = ("--dataset", "houses.csv", "--target-column", "rooms")
+    assert runner.run(copy, *words, *other, working_directory=tmp_path).summary["val/count"] == 20

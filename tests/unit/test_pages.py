@@ -21,6 +21,7 @@ from common.config import parse_config
 from common.tools.__main__ import TOOLS
 from common.tools.recipe import load_recipe
 from tests.launch import REPOSITORY
+from tests.page_blocks import names_of_block
 
 DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
 PAGES = [REPOSITORY / "README.md", *DOCS, REPOSITORY / "examples" / "README.md"]
@@ -60,15 +61,12 @@ def test_fragment_parses_and_its_imports_exist(block: str) -> None:
 
 
 def test_table_of_numbers_is_read(tmp_path: Path) -> None:
-    """Readers copy this `load_data`; a missing cell stays NaN, which the model replaces."""
-    page = (REPOSITORY / "docs" / "make-your-own.md").read_text()
-    (block,) = [text for _, text in FENCE.findall(page) if "pandas.read_csv" in text]
-    names: dict[str, Any] = {}
-    exec(block, names)
-    rows = [f"{number},,{10 * number}" for number in range(20)]
-    (tmp_path / "houses.csv").write_text("\n".join(["area,rooms,price", *rows]) + "\n")
+    """Readers copy this `load_data`. Texts and dates are left out, and a missing cell stays NaN."""
+    load_data = names_of_block("make-your-own.md", "pandas.read_csv")["load_data"]
+    rows = [f"2026-01-{number + 1:02},Rome,{number},,{10 * number}" for number in range(20)]
+    (tmp_path / "houses.csv").write_text("\n".join(["sold,city,area,rooms,price", *rows]) + "\n")
     config = argparse.Namespace(dataset=tmp_path / "houses.csv", target_column="price")
-    data = names["load_data"](config, None)
+    data = load_data(config, None)
     assert {name: len(split) for name, split in data.splits.items()} == {
         "train": 16,
         "validation": 4,
@@ -78,19 +76,10 @@ def test_table_of_numbers_is_read(tmp_path: Path) -> None:
     assert (rooms != rooms).all()
 
 
-def names_in_block(page: str, text: str) -> dict[str, Any]:
-    """Return the names that a page's block of code with this text defines."""
-    blocks = FENCE.findall((REPOSITORY / "docs" / page).read_text())
-    (block,) = [block for _, block in blocks if text in block]
-    names: dict[str, Any] = {}
-    exec(block, names)
-    return names
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_loss_with_ignored_labels_does_not_depend_on_micro_batches(seed: int) -> None:
     """A sample counts as much whatever the others ignore, and as 0 if all its labels are."""
-    loss_of = names_in_block("metrics.md", "def loss_of(")["loss_of"]
+    loss_of = names_of_block("metrics.md", "def loss_of(")["loss_of"]
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(8, 5, 3, generator=generator, requires_grad=True)
     labels = torch.randint(3, (8, 5), generator=generator)
