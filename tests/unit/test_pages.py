@@ -8,16 +8,23 @@ import importlib.util
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import tyro
+from accelerate import Accelerator
+from torch.nn import functional as F
 
 from common.config import parse_config
+from common.data.dataset import DatasetSamples
+from common.data.loader import Loader
+from common.data.order import TrainingOrder
 from common.tools.__main__ import TOOLS
 from common.tools.recipe import load_recipe
 from tests.launch import REPOSITORY
@@ -91,6 +98,84 @@ def test_loss_with_ignored_labels_does_not_depend_on_micro_batches(seed: int) ->
     (gradient,) = torch.autograd.grad(loss, logits)
     assert gradient.isfinite().all()
     assert not gradient[0].any()
+
+
+def test_balanced_weights_do_not_depend_on_micro_batches() -> None:
+    """Each class weighs the same in all, and micro-batches make the loss of the whole batch."""
+    names = names_of_block("make-your-own.md", "def balanced_weights(")
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0] * 12 + [1] * 3 + [2])[torch.randperm(16, generator=generator)]
+    weights = names["balanced_weights"](labels, 3)
+    assert weights.tolist() == pytest.approx([16 / 36, 16 / 9, 16 / 3])
+    inputs = torch.randn(16, 3, generator=generator)
+
+    def loss_of(rows: slice, *further: Any) -> float:
+        batch = {"inputs": inputs[rows], "labels": labels[rows]}
+        return names["compute_loss"](torch.nn.Identity(), batch, *further)[0].item()
+
+    halves = [loss_of(rows, weights) for rows in (slice(8), slice(8, None))]
+    assert sum(halves) / 2 == pytest.approx(loss_of(slice(16), weights))
+    assert loss_of(slice(16), weights) == pytest.approx(
+        F.cross_entropy(inputs, labels, weight=weights).item()
+    )
+    assert loss_of(slice(16)) == pytest.approx(F.cross_entropy(inputs, labels).item())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_oversampled_classes_are_equally_frequent_and_repeatable(workers: int) -> None:
+    """Rows of 3 classes, of which one has 90 % of rows; an epoch's draws are always the same."""
+    oversampled = names_of_block("make-your-own.md", "class Oversampled(")["Oversampled"]
+    labels = torch.tensor([0] * 90 + [1] * 6 + [2] * 4)
+    dataset = oversampled(torch.arange(100), labels, 600)
+
+    def rows(epoch: int, workers: int) -> torch.Tensor:
+        order = TrainingOrder(len(dataset), 30, 1, 1, 0, seed=3)
+        samples = DatasetSamples(dataset)
+        loader = Loader(samples, order, torch.device("cpu"), "workers", workers, seed=3)
+        batches = [batch for batch, _ in loader.epoch(epoch)]
+        loader.close()
+        assert all((labels[batch["inputs"]] == batch["labels"]).all() for batch in batches)
+        return torch.cat([batch["inputs"] for batch in batches])
+
+    drawn = rows(0, workers)
+    assert labels[drawn].bincount().tolist() == pytest.approx([200, 200, 200], abs=50)
+    assert torch.equal(drawn, rows(0, 0))
+    assert not torch.equal(drawn, rows(1, 0))
+
+
+@pytest.mark.usefixtures("own_accelerator")
+@pytest.mark.parametrize("seed", range(4))
+def test_mean_iou_of_the_page_is_that_of_the_definition(seed: int) -> None:
+    """It leaves out pixels of label 255, and classes that are nowhere; images count once."""
+    names = names_of_block("metrics.md", '"mean_iou"')
+    names["compute_loss"] = lambda model, batch: (torch.tensor(2.0), model(batch["logits"]))
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(5, 4, 6, 6, generator=generator)
+    logits[:, 3] = -9  # not predicted, and not a label
+    labels = torch.randint(3, (5, 6, 6), generator=generator).to(torch.uint8)
+    labels[torch.rand(5, 6, 6, generator=generator) < 0.3] = 255
+    labels[4] = 255  # an image without a label
+
+    @contextmanager
+    def evaluating(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        yield model
+
+    run = SimpleNamespace(accelerator=Accelerator(cpu=True), evaluating=evaluating)
+    parts = (slice(3), slice(3, 4), slice(4, 5))
+    batches = [{"logits": logits[part], "labels": labels[part]} for part in parts]
+    figures = names["evaluate"](run, torch.nn.Identity(), batches)
+
+    kept = labels != 255
+    predicted = logits.argmax(1)
+    ious = [
+        float((kept & (predicted == label) & (labels == label)).sum())
+        / float((kept & ((predicted == label) | (labels == label))).sum())
+        for label in range(3)
+    ]
+    assert figures["mean_iou"] == pytest.approx(sum(ious) / 3)
+    hits = (predicted == labels)[kept].double().mean().item()
+    assert figures["pixel_accuracy"] == pytest.approx(hits)
+    assert (figures["count"], figures["loss"]) == (5, 2)
 
 
 def languages(text: str) -> list[str]:
