@@ -275,7 +275,11 @@ class Loader:
             epoch: None in an evaluation.
             first_micro_batch: the number of the first micro-batch to yield, if samples are on the
                 device; 0 in an evaluation. Workers yield all micro-batches.
+
+        Raises:
+            UserError: stored samples have changed since the first batches.
         """
+        self.samples.refuse_changes()
         if self.placement == "device":
             batches = self.gathered(micro_batches, epoch, first_micro_batch)
             micro_batches = micro_batches[first_micro_batch:]
@@ -287,6 +291,7 @@ class Loader:
             is_short = epoch is None and len(indices) < self.order.batch_size
             with without_tuning() if is_short else nullcontext():
                 yield batch, self.samples.work_of(batch, indices)
+        self.samples.refuse_changes()
 
     def gathered(
         self, micro_batches: MicroBatches, epoch: int | None, first_micro_batch: int

@@ -100,6 +100,12 @@ class Samples:
         """
         raise NotImplementedError
 
+    def refuse_changes(self) -> None:
+        """Raise a `UserError` if the samples have changed since the first call of this method.
+
+        By default, changes are not noticed.
+        """
+
     def work_by_index(self, indices: torch.Tensor) -> Work:
         """Return the size of the batch of `indices`, by the indices alone.
 

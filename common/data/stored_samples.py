@@ -30,6 +30,8 @@ class StoredSamples(Samples):
         }
         self.num_bytes = sum(values.nbytes for values in self.arrays.values())
         self.placed: dict[str, torch.Tensor] = {}  # on the device; empty before `place`
+        # How often torch has written to each tensor, as of the first call of `refuse_changes`.
+        self.writes: dict[str, int] | None = None
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -57,6 +59,28 @@ class StoredSamples(Samples):
     def gather(self, indices: torch.Tensor, epoch: int | None) -> Batch:
         """Make a finished batch on the device, from the arrays that `place` copied there."""
         return self.finish(self.take(self.placed, indices), indices, epoch)
+
+    def refuse_changes(self) -> None:
+        """Raise a `UserError` if torch has written to a tensor since the first call.
+
+        Writes by NumPy are not noticed.
+        """
+        writes = {
+            name: values._version
+            for name, values in self.arrays.items()
+            if isinstance(values, torch.Tensor) and not values.is_inference()
+        }
+        if self.writes is None:
+            self.writes = writes
+        for name in writes.keys() & self.writes.keys():
+            if writes[name] != self.writes[name]:
+                raise UserError(
+                    f'the tensor "{name}" of a split has changed during training, so batches may '
+                    "have old or new rows, and a resumed run would begin with the old ones",
+                    advice="keep data that change in a buffer of your own in run.keep, as "
+                    "examples/dqn.py does, or start another run with --init-from for the new data",
+                    every_rank=True,
+                )
 
     def fingerprint(self) -> str | None:
         """Return a digest of the arrays, by which a resumed run notices that its data have changed.

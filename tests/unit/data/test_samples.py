@@ -389,6 +389,30 @@ def test_tensors_of_different_lengths_are_refused() -> None:
     assert "'y': 4" in error.value.message
 
 
+@pytest.mark.parametrize(("placement", "workers"), [("device", 0), ("workers", 0), ("workers", 1)])
+@pytest.mark.parametrize("when", ["in an epoch", "between epochs", "by a view"])
+def test_change_of_a_tensor_during_training_is_refused(
+    placement: str, workers: int, when: str
+) -> None:
+    """Otherwise some batches would have old rows and others new ones."""
+    inputs = torch.arange(float(COUNT))
+    inputs *= 2  # before the first batch, a change is no mistake
+    samples = TensorSamples(inputs=inputs, labels=np.zeros(COUNT))
+    order = TrainingOrder(COUNT, 8, 1, 1, 0, seed=3)
+    loader = Loader(samples, order, CPU, placement, workers)
+    for epoch in range(2):
+        for batch, _ in loader.epoch(epoch):
+            batch["inputs"] += 1  # it is the loop's own
+    epoch_3 = loader.epoch(2)
+    if when == "between epochs":
+        inputs[3] = 0
+    else:
+        next(epoch_3)
+        (inputs if when == "in an epoch" else inputs[:5]).zero_()
+    with pytest.raises(UserError, match=r'the tensor "inputs" of a split has changed .*run\.keep'):
+        list(epoch_3)
+
+
 def test_dataset_samples_cannot_lie_on_the_device() -> None:
     """The message names the flag and its other values."""
     with pytest.raises(UserError) as error:
