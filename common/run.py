@@ -265,7 +265,7 @@ class Run:
 
         Raises:
             UserError: a parameter was unfrozen, and no optimizer updates it; or in fp16, an
-                optimizer of the network has made its step in this update.
+                optimizer of the network has made its step since the backward pass.
         """
         self._loop.clip(model, optimizer)
 

@@ -89,8 +89,10 @@ class GradientGuard:
         # A network's parameters are listed only once, because that costs as much as clipping.
         self.parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
         self.has_seen_gradients = False  # whether any network had gradients at a call of `clip`
-        # The optimizers that update each network. Finding them costs as much as clipping, too.
-        self.optimizers: WeakKeyDictionary[nn.Module, list[Optimizer]] = WeakKeyDictionary()
+        # The optimizers that are treated together at a call for a network, by the identity of the
+        # one that the call names. Finding them costs as much as clipping, too.
+        self.optimizers: WeakKeyDictionary[nn.Module, dict[int, list[Optimizer]]]
+        self.optimizers = WeakKeyDictionary()
         # This rank's losses of the micro-batches of update 1, read only for an error message.
         self.first_losses: list[torch.Tensor | float] = []
         self.unfreezing = UnfreezingWatch(accelerator)
@@ -106,7 +108,7 @@ class GradientGuard:
 
         Raises:
             UserError: a parameter was unfrozen, and no optimizer updates it; or in fp16, an
-                optimizer of the network has made its step in this update.
+                optimizer of the network has made its step since the backward pass.
         """
         parameters = self.parameters.get(model)
         if parameters is None:
@@ -142,23 +144,27 @@ class GradientGuard:
             self.skipped_in_a_row.append(0)
 
     def optimizers_of(self, model: nn.Module, optimizer: Optimizer) -> list[Optimizer]:
-        """Return the bare optimizers that update parameters of a network, among them `optimizer`.
+        """Return `optimizer` and the others that update a network with it, all without wrappers.
+
+        An optimizer that shares parameters with an earlier one in the list is left out: it makes
+        its steps with gradients of another loss, and in fp16, none may be unscaled twice.
 
         Args:
             optimizer: the one that the recipe names. The Accelerator may not have prepared it.
         """
-        optimizers = self.optimizers.get(model)
-        if optimizers is None:
-            ids = set(map(id, self.parameters[model]))
-            prepared_optimizers = map(bare_optimizer, self.accelerator._optimizers)
-            optimizers = self.optimizers[model] = [
-                prepared_optimizer
-                for prepared_optimizer in prepared_optimizers
-                if not ids.isdisjoint(map(id, parameters_of(prepared_optimizer)))
-            ]
         bare = bare_optimizer(optimizer)
-        if not any(bare is known_optimizer for known_optimizer in optimizers):
-            optimizers.append(bare)
+        known_lists = self.optimizers.setdefault(model, {})
+        if id(bare) in known_lists:
+            return known_lists[id(bare)]
+        optimizers = [bare]
+        taken_ids = set(map(id, parameters_of(bare)))
+        model_ids = set(map(id, self.parameters[model]))
+        for prepared_optimizer in map(bare_optimizer, self.accelerator._optimizers):
+            ids = set(map(id, parameters_of(prepared_optimizer)))
+            if ids & model_ids and not ids & taken_ids:
+                optimizers.append(prepared_optimizer)
+                taken_ids |= ids
+        known_lists[id(bare)] = optimizers
         return optimizers
 
     def unscale(self, optimizers: list[Optimizer]) -> None:
@@ -185,7 +191,7 @@ class GradientGuard:
         self.unread_norms.extend(self.norms_of_update.items())
         self.norms_of_update.clear()
         if self.is_fp16:
-            self.accelerator.scaler.end_update()
+            self.accelerator.scaler.scale_waiting_gradients()
 
     def remember_norms(
         self, model: nn.Module, gradients: list[torch.Tensor], norm: torch.Tensor

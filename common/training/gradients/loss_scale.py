@@ -33,6 +33,15 @@ class SharedScaler(torch.amp.GradScaler):
             super().update(new_scale)
             self.unscaled_optimizers.clear()
 
+    def scale(self, outputs: Any) -> Any:
+        """Scale a loss; all gradients that the backward pass adds to are scaled as well.
+
+        A network may have optimizers that step in turn, each after a backward pass of its own. The
+        one that steps later was unscaled with the first one.
+        """
+        self.scale_waiting_gradients()
+        return super().scale(outputs)
+
     def skip_together(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Have optimizers skip their next steps if the gradients of any of them overflowed.
 
@@ -45,12 +54,14 @@ class SharedScaler(torch.amp.GradScaler):
             for state in states:
                 state["found_inf_per_device"] = {overflow.device: overflow}
 
-    def end_update(self) -> None:
+    def scale_waiting_gradients(self) -> None:
         """Scale the gradients of optimizers again that were unscaled but made no step.
 
         The next backward pass may add scaled gradients to them. If other optimizers have stepped,
         the scale changes now, because `update` has waited for these.
         """
+        if not self.unscaled_optimizers:
+            return
         waiting_optimizers = [
             optimizer
             for optimizer in self.unscaled_optimizers
@@ -72,7 +83,7 @@ class SharedScaler(torch.amp.GradScaler):
         of two.
 
         Raises:
-            UserError: the optimizer has made its step in this update, or no loss was scaled yet.
+            UserError: the optimizer has made its step since a loss was scaled, or none was yet.
         """
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is OptState.STEPPED:
@@ -103,12 +114,12 @@ def scale_gradients(optimizers: Iterable[torch.optim.Optimizer], scale: torch.Te
 
 
 def late_unscaling_error() -> UserError:
-    """Return the error for gradients that are clipped after a step with them in the same update."""
+    """Return the error for gradients that are clipped after a step with them."""
     return UserError(
-        "in fp16, the gradients of an optimizer are clipped after its step in the same update",
+        "in fp16, the gradients of an optimizer are clipped after its step",
         advice=(
-            "call run.clip_grad_norm_ once for each network, before the first optimizer.step(), or "
-            "pass it only the part of the network that the optimizer updates"
+            "call run.clip_grad_norm_ once for each network, between accelerator.backward(loss) "
+            "and the first optimizer.step()"
         ),
     )
 

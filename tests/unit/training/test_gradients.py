@@ -354,8 +354,46 @@ def test_clipping_after_a_step_in_fp16_is_refused(two_optimizers: Any) -> None:
     backward(setup, 0.25, 0.25)
     setup.guard.clip(setup.model, setup.optimizers[0])
     setup.scaler.step(setup.optimizers[0])
-    with pytest.raises(UserError, match="after its step in the same update: call run"):
+    with pytest.raises(UserError, match="after its step: call run"):
         setup.guard.clip(setup.model, setup.optimizers[1])
+
+
+@pytest.mark.parametrize("is_second_clipped", [True, False])
+@pytest.mark.parametrize("scale", [None, 1024.0])
+def test_optimizers_of_a_network_may_step_in_turn(
+    two_optimizers: Any, scale: float | None, is_second_clipped: bool
+) -> None:
+    """Each may have a backward pass of its own, as in a GAN that is one module."""
+    setup = two_optimizers(scale, max_grad_norm=0.0)
+    for _ in range(3):
+        for number, is_clipped in enumerate((True, is_second_clipped)):
+            backward(setup, 0.25, 0.25)
+            if is_clipped:
+                setup.guard.clip(setup.model, setup.optimizers[number])
+            optimizer = setup.optimizers[number]
+            if setup.scaler is None:
+                optimizer.step()
+            else:
+                setup.scaler.step(optimizer)
+                setup.scaler.update()
+            setup.model.zero_grad()
+        setup.guard.end_update()
+    for weight in setup.model.parameters():
+        torch.testing.assert_close(weight.detach(), torch.full((4,), -0.75))
+
+
+@pytest.mark.parametrize("scale", [None, 1024.0])
+def test_optimizers_may_share_weights(two_optimizers: Any, scale: float | None) -> None:
+    """An autoencoder's encoder may have a second optimizer for an adversarial loss."""
+    setup = two_optimizers(scale, max_grad_norm=0.0)
+    setup.optimizers[0].add_param_group({"params": [setup.model.second]})
+    for number, first in ((0, 0.25), (1, 0.0), (0, 0.25), (0, 0.25)):
+        backward(setup, first, 0.25)
+        setup.guard.clip(setup.model, setup.optimizers[number])
+        step(setup, number)
+        setup.model.zero_grad()
+    torch.testing.assert_close(setup.model.first.detach(), torch.full((4,), -0.75))
+    torch.testing.assert_close(setup.model.second.detach(), torch.full((4,), -1.0))
 
 
 def test_norms_of_layers_are_those_before_clipping() -> None:
