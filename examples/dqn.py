@@ -43,7 +43,7 @@ class Config(TrainingConfig):
     discount: float = flag(0.98, least=0, most=1)  # Of the value that is one step away.
     buffer_size: int = flag(20_000, least=1, most=10**7, role="size")  # Steps, for each process.
     replayed: int = flag(128, least=1, most=10**6)  # Steps that a micro-batch draws from them.
-    target_every: int = flag(50, least=1)  # Updates between two copies to the target network.
+    target_every: int = flag(10, least=1)  # Updates between two copies to the target network.
 
 
 OBJECTIVE = "episode_return:max"
