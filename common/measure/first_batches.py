@@ -172,8 +172,9 @@ def has_ratio(name: str, value_before: Measured, value_after: Measured, ratio: f
 
     The numbers may differ by rounding. A zero says nothing.
     """
-    before = torch.as_tensor(value_before).double()
-    after = torch.as_tensor(value_after).double()
+    # On the host, because some devices have no float64.
+    before = torch.as_tensor(value_before).cpu().double()
+    after = torch.as_tensor(value_after).cpu().double()
     if name == "count" or before.numel() != 1 or after.numel() != 1 or not float(before):
         return False
     relative_error = abs(float(after / before) / ratio - 1)
