@@ -12,6 +12,7 @@ import torch
 
 from common.lifecycle.evaluation_figures import evident_mistakes
 from common.measure.classification import ClassificationSums
+from common.measure.first_batches import has_ratio
 from common.measure.sums import Sums
 from examples import regression
 from tests.ranks import alone
@@ -42,6 +43,24 @@ TOTALS: Mapping[str, Batch] = {
     "count of tokens": lambda sums, v: sums.record(v.mean(), {"hits": v.sum()}, 7 * len(v)),
     "loss": lambda sums, v: sums.record(v.sum(), None, len(v)),
 }
+
+
+class OnDeviceWithoutFloat64(torch.Tensor):
+    """A stand-in for a tensor on an Apple GPU."""
+
+    def double(self) -> torch.Tensor:  # type: ignore[override]
+        raise TypeError("the device has no float64")
+
+    def cpu(self) -> torch.Tensor:  # type: ignore[override]
+        return self.as_subclass(torch.Tensor)
+
+
+@pytest.mark.parametrize("ratio", [1, 2])
+def test_values_of_a_device_without_float64_are_compared_on_the_host(ratio: int) -> None:
+    """The rehearsal of each recipe compares such values on Apple's GPUs."""
+    once, twice = (torch.tensor(x).as_subclass(OnDeviceWithoutFloat64) for x in (0.5, 0.5 * ratio))
+    assert has_ratio("hits", once, twice, ratio)
+    assert not has_ratio("hits", once, twice, 3)
 
 
 @pytest.mark.parametrize("case", TOTALS)
