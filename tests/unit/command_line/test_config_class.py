@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -22,6 +22,10 @@ class Correct(Mixin, TrainingConfig):
     width: int = 32
     shared: ClassVar = {"a": 1}
     CHOICES = ("a", "b")
+    Choice = Literal["a", "b"]
+    Sizes = tuple[int, ...]
+    Optional = int | None
+    convert = functools.partial(int, base=2)
     _cache = None
 
     @property
@@ -50,6 +54,9 @@ class Derived(Correct):
 
 class Renamed(Correct):
     """Is no dataclass, and needs none."""
+
+    TASK: ClassVar[str] = "digits"
+    _cache: Any = None
 
 
 @pytest.mark.parametrize("config_class", [TrainingConfig, Correct, Derived, Renamed])
