@@ -5,7 +5,7 @@
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,17 +158,25 @@ def sums_of_bits(tensors: Tensors) -> dict[str, int]:
     sharded tensor is that of all ranks' rows. So all ranks must call this function, with the
     tensors in the same order.
     """
-    parts = [local(value.detach()) for value in tensors.values()]
-    if not parts:
+    if not tensors:
         return {}
-    # Split complex numbers into their two parts, because no integer type is as wide as complex128.
-    real_parts = [torch.view_as_real(part) if part.is_complex() else part for part in parts]
-    sums = torch.stack([sum_of_bits(part) for part in real_parts])
+    sums = local_sums_of_bits(tensors.values())
     # The sums of unsharded tensors are multiplied by the number of ranks, which does no harm: such
     # a tensor has changed on all ranks or on none.
     if any(map(is_sharded, tensors.values())):
         torch.distributed.all_reduce(sums)
     return dict(zip(tensors, sums.tolist(), strict=True))
+
+
+def local_sums_of_bits(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the checksum of `sums_of_bits` for this rank's part of each tensor: int64 [tensors].
+
+    There must be a tensor.
+    """
+    parts = [local(value.detach()) for value in tensors]
+    # Split complex numbers into their two parts, because no integer type is as wide as complex128.
+    real_parts = [torch.view_as_real(part) if part.is_complex() else part for part in parts]
+    return torch.stack([sum_of_bits(part) for part in real_parts])
 
 
 def sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from common.checkpoints.adapters import bare_optimizer
+from common.checkpoints.adapters import bare_optimizer, local_sums_of_bits
+from common.checkpoints.shards import local
 from common.console import warn
 from common.errors import UserError
 from common.lifecycle.stages import StartedRun
@@ -31,6 +32,7 @@ class TrainingWatch:
     def __init__(self, guard: GradientGuard) -> None:
         self.guard = guard
         self.first_step: int | None = None  # the update from which the loop of this process began
+        self.first_sums: list[int] = []  # checksums of the weights before the loop
         self.has_trained = False  # whether an optimizer has made a step that had gradients
         # The number of steps of each scheduler of `run.plan.schedule` before the loop.
         self.first_counts: dict[LambdaLR, int] = {}
@@ -40,6 +42,7 @@ class TrainingWatch:
     def watching(self, started: StartedRun) -> Iterator[None]:
         """Watch the steps of optimizers within the block, which is the loop."""
         self.first_step = started.context.progress.global_step
+        self.first_sums = sums_of_weights(started)
         self.first_counts = {
             scheduler: scheduler.last_epoch for scheduler in started.plan.schedulers
         }
@@ -65,7 +68,11 @@ class TrainingWatch:
             UserError: the loop clips gradients, but there are none.
         """
         if self.may_have_trained(started):
-            warn_of_left_gradients([*started.context.parts.left_gradients.state_dict()])
+            gradients = started.context.parts.left_gradients.state_dict()
+            # Gradients that zero_grad(set_to_none=False) has set to 0 add nothing.
+            warn_of_left_gradients(
+                [name for name, value in gradients.items() if local(value).any()]
+            )
             return
         clipped_networks = [*self.guard.parameters]
         if clipped_networks and not self.guard.has_seen_gradients:
@@ -104,10 +111,21 @@ class TrainingWatch:
             )
 
     def may_have_trained(self, started: StartedRun) -> bool:
-        """Whether a step was noticed, was left out by the loss scale of fp16, or goes unnoticed."""
+        """Whether a step was noticed, was left out by the loss scale of fp16, or goes unnoticed.
+
+        A recipe may also change the weights itself, without the step of an optimizer.
+        """
         optimizers = started.kept.optimizers.values()
         was_skipped = any(getattr(optimizer, "step_was_skipped", False) for optimizer in optimizers)
-        return self.has_trained or was_skipped or not all(map(has_step_hooks, optimizers))
+        if self.has_trained or was_skipped or not all(map(has_step_hooks, optimizers)):
+            return True
+        return sums_of_weights(started) != self.first_sums
+
+
+def sums_of_weights(started: StartedRun) -> list[int]:
+    """Return a checksum of each parameter that checkpoints have, or of this rank's part of it."""
+    parameters = started.context.parts.left_gradients.parameters.values()
+    return local_sums_of_bits(parameters).tolist() if parameters else []
 
 
 def warn_of_left_gradients(names: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 from torch import nn
 
+from common.checkpoints.state import Parts
 from common.errors import UserError
 from common.lifecycle.training_watch import TrainingWatch, has_step_hooks
 from common.run import Run
@@ -93,6 +94,22 @@ def test_a_loop_that_trains_later_is_only_warned(
     assert NO_SCHEDULE not in output
 
 
+def test_weights_may_change_without_the_step_of_an_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recipe may have an update rule of its own."""
+
+    def change_weights(self: AcceleratedOptimizer, closure: object = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.sub_(0.01 * parameter.grad)
+
+    monkeypatch.setattr(*STEP, change_weights)
+    error, output = run(*FLAGS, "--output-dir", tmp_path / "run")
+    assert error is None, error
+    assert NO_TRAINING not in output
+
+
 def test_a_resumed_run_is_not_accused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier process has trained."""
     directory = unfinished_run(tmp_path / "run")
@@ -165,7 +182,10 @@ def test_steps_that_can_be_noticed() -> None:
 )
 def test_only_what_is_known_counts(optimizer: Any, is_known: bool) -> None:
     guard: Any = SimpleNamespace(has_seen_gradients=False)
-    started: Any = SimpleNamespace(kept=SimpleNamespace(optimizers={"optimizer": optimizer}))
+    started: Any = SimpleNamespace(
+        kept=SimpleNamespace(optimizers={"optimizer": optimizer}),
+        context=SimpleNamespace(parts=Parts(0, None)),
+    )
     assert TrainingWatch(guard).may_have_trained(started) is not is_known
 
 
@@ -178,3 +198,17 @@ def test_gradients_that_are_left_are_noticed(
     error, output = run(*FLAGS, "--output-dir", tmp_path / "run")
     assert error is None, error
     assert ("the first update has left the gradients of 4 parameters" in output) == bool(left_out)
+
+
+def test_gradients_that_are_set_to_zero_are_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stay in memory, but a backward pass adds to 0."""
+
+    def set_to_zero(self: AcceleratedOptimizer, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none=False)
+
+    monkeypatch.setattr(AcceleratedOptimizer, "zero_grad", set_to_zero)
+    error, output = run(*FLAGS, "--output-dir", tmp_path / "run")
+    assert error is None, error
+    assert "the first update has left" not in output
