@@ -3,6 +3,10 @@
 A rehearsal of the evaluation shows the mistakes: its second batch has the samples of the first
 batch twice. A total doubles with the samples, and so does a count of samples. A mean stays the
 same. Other evaluations have no such batches.
+
+An evaluation may draw random numbers, or compare the samples of a batch with each other. Then the
+numbers of hits in the two batches have nothing to do with each other, and may suit a mistake by
+chance. So they count for none.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +98,9 @@ class FirstBatches:
         return [
             name
             for name, value in figures_once.items()
-            if name in figures_twice and has_ratio(name, value, figures_twice[name], 0.5)
+            if name in figures_twice
+            and has_ratio(name, value, figures_twice[name], 0.5)
+            and not (name != "loss" and is_whole(once[name]))  # as many hits by chance
         ]
 
     def totals_for_means(self) -> list[str]:
@@ -111,7 +117,9 @@ class FirstBatches:
         return [
             name
             for name, value in once.means.items()
-            if name in twice.means and has_ratio(name, value, twice.means[name], 2)
+            if name in twice.means
+            and has_ratio(name, value, twice.means[name], 2)
+            and not (name != "loss" and is_share(value, count))  # four times the hits by chance
         ]
 
     def wrong_counts(self, batch_sizes: Sequence[int], finish: Finish | None) -> dict[str, float]:
@@ -165,6 +173,17 @@ def comparable_figures(totals: Totals, finish: Finish | None) -> Mapping[str, Me
         return {name: total / totals["count"] for name, total in totals.items()}
     # `finish` may compute anything. Only its figure "loss" is surely a mean.
     return {name: value for name, value in finish(totals).items() if name == "loss"}
+
+
+def is_whole(value: Value) -> bool:
+    """Whether a single number is a whole one, as a total of hits is."""
+    return float(value).is_integer()
+
+
+def is_share(value: Value, count: float) -> bool:
+    """Whether a single number may be the share of hits among so many samples."""
+    hits = float(value) * count
+    return 0 <= float(value) < 1 and abs(hits - round(hits)) <= RATIO_ERROR
 
 
 def has_ratio(name: str, value_before: Measured, value_after: Measured, ratio: float) -> bool:

@@ -45,6 +45,24 @@ TOTALS: Mapping[str, Batch] = {
 }
 
 
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda sums, hits: sums.add(8 if hits == 1 else 16, recall=torch.tensor(1)),
+        lambda sums, hits: sums.record(
+            0.5, {"recall": hits / (8 if hits == 1 else 16)}, 8 if hits == 1 else 16
+        ),
+    ],
+    ids=["as many hits", "four times as many hits"],
+)
+def test_hits_by_chance_are_no_mistake(add: Callable[[Sums, int], object]) -> None:
+    """In an evaluation by random draws, or among the samples of a batch, they do not double."""
+    sums = Sums(alone())
+    for hits in (1, 4):
+        add(sums, hits)
+    assert not evident_mistakes(sums.result(), [8, 16])
+
+
 class OnDeviceWithoutFloat64(torch.Tensor):
     """A stand-in for a tensor on an Apple GPU."""
 
