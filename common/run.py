@@ -15,7 +15,7 @@ from PIL.Image import Image
 from torch import nn
 from torch.optim import Optimizer
 
-from common.checkpoints.state import Stateful
+from common.checkpoints.part_states import Stateful
 from common.command_line.flag_reads import record_reads
 from common.config import TrainingConfig
 from common.console.display import DISPLAY

@@ -2,9 +2,8 @@
 
 import re
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate.utils import extract_model_from_parallel
@@ -16,27 +15,24 @@ from common.checkpoints.adapters import (
     LeftGradients,
     Network,
     OptimizerState,
-    RandomState,
     State,
 )
 from common.checkpoints.description import describe_parts
-from common.checkpoints.folders import (
-    choose_and_clean_up,
-    damage_of_best_model,
-    is_of_another_run,
-    read_manifest,
-    step_folders,
-)
 from common.checkpoints.pack import pack, unpack
+from common.checkpoints.part_states import (
+    LoadsFromRanks,
+    Stateful,
+    load,
+    load_from_ranks,
+    require_savable_state,
+    restoring,
+)
 from common.checkpoints.publishing import LASTING_FOLDER
-from common.checkpoints.same_run import require_same_run
 from common.checkpoints.shards import files_of_rank, is_sharded, read_files_of_ranks
-from common.checkpoints.store import Checkpoints, Contents
-from common.console import say, warn
-from common.errors import MisfitError, UserError
-from common.failures.sentences import as_user_error
-from common.ranks.agreement import ask_rank_zero, differing_positions
-from common.run_directory.records import Manifest, PartDescription, RunIdentity
+from common.checkpoints.store import Contents
+from common.errors import UserError
+from common.ranks.agreement import differing_positions
+from common.run_directory.records import Manifest, PartDescription
 from common.storage.value_digests import digest_of_state
 from common.system.wording import counted
 
@@ -49,32 +45,6 @@ if TYPE_CHECKING:  # importing it takes a second
 LEFT_GRADIENTS = "left-gradients"
 # The digits of a digest that are compared between ranks. They are hexadecimal, and fit into int64.
 COMPARED_DIGITS = 15
-# If the state of a class in these packages does not fit, the user gets a sentence instead of a
-# traceback. Errors in a recipe's own classes keep their traceback.
-LIBRARY_PACKAGES = ("common.", "torch.", "accelerate.")
-ADVICE_ON_STATES = (
-    "a state may have tensors, NumPy arrays, numbers, texts and None, in dicts, lists and tuples"
-)
-
-
-class Stateful(Protocol):
-    """A part of a run that a checkpoint can save, such as an optimizer or a counter.
-
-    Each class of parts has a type of its own for its state.
-    """
-
-    def state_dict(self) -> object: ...
-
-    def load_state_dict(self, state: Any, /) -> object: ...  # takes what `state_dict` returned
-
-
-@runtime_checkable
-class LoadsFromRanks(Protocol):
-    """A part that decides itself how to go on with another number of ranks: see `Parts.add`."""
-
-    def state_dict(self) -> object: ...
-
-    def load_from_ranks(self, states: list[Any], /) -> object: ...  # one state for each rank
 
 
 class Parts:
@@ -188,12 +158,17 @@ class Parts:
         numbers = []
         for name in names:
             state = self.shared[name].state_dict()
-            tensors, _ = pack({name: state})
-            is_comparable = not any(map(is_sharded, tensors.values()))
-            digest = digest_of_state(state) if is_comparable else "0"
+            digest = "0" if self.has_shards(state) else digest_of_state(state)
             numbers.append(int(digest[:COMPARED_DIGITS], base=16))
         positions = differing_positions(accelerator, numbers)
         self.differing_names = {names[position] for position in positions}
+
+    def has_shards(self, state: object) -> bool:
+        """Whether a state has a tensor that is sharded over ranks."""
+        if self.mesh is None:
+            return False
+        tensors, _ = pack(state)
+        return any(map(is_sharded, tensors.values()))
 
     def collect(self) -> Contents:
         """Return this rank's current state for a checkpoint; call `compare_over_ranks` before.
@@ -324,180 +299,3 @@ def other_rank_count_error(path: Path, name: str, saved_count: int, world_size: 
         f"{path} can't go on with {counted(world_size, 'process', 'processes')}, because {reason}",
         advice=f"resume with {processes}{further_advice}",
     )
-
-
-def require_savable_state(name: str, part: object) -> None:
-    """Raise a `UserError` unless a part has a state, and a checkpoint can hold it."""
-    methods = ("state_dict", "load_state_dict")
-    missing = [method for method in methods if not callable(getattr(part, method, None))]
-    kind = f"of type {type(part).__name__}"
-    if isinstance(part, type):
-        missing = [*methods]
-        kind = f"that is the class {part.__name__} and no object of it"
-    if missing:
-        raise UserError(
-            f"run.keep(...) got a part {name!r} {kind}, which lacks {' and '.join(missing)}",
-            advice=f"pass an object with these two methods: {ADVICE_ON_STATES}",
-        )
-    state = part.state_dict()  # type: ignore[attr-defined]
-    try:
-        pack({name: state})
-    except TypeError as error:
-        raise UserError(
-            f"run.keep(...) got a part {name!r} whose state does not fit into a checkpoint "
-            f"({error})",
-            advice=f"let state_dict convert the value: {ADVICE_ON_STATES}",
-        ) from None
-
-
-def restoring(path: Path, name: str) -> AbstractContextManager[None]:
-    """Return a context that turns any error while a state is restored into a `UserError`.
-
-    torch or another library may raise any class of error for a state that was edited, or is of
-    another model or optimizer. (`reading` in `common.failures.sentences` is for files that can't be
-    read, and has another message.)
-
-    Args:
-        path: the checkpoint, for the message.
-        name: the part's name, or other words for the state that is restored.
-    """
-    problem = f"{path} was written by another model or recipe, because its {name} does not fit"
-    return as_user_error(Exception, problem, MODEL_ADVICE, most_characters=150)
-
-
-def load(part: Stateful, state: object, path: Path, name: str) -> None:
-    """Restore a part from its state in the checkpoint at `path`.
-
-    Errors that a recipe's own class raises keep their traceback, because it shows the user where
-    their code fails. Other errors become a `UserError`.
-    """
-    if is_of_recipe(part):
-        part.load_state_dict(state)
-        return
-    with restoring(path, name):
-        check_state(part, state)
-        part.load_state_dict(state)
-
-
-def load_from_ranks(part: LoadsFromRanks, states: list[object], path: Path, name: str) -> None:
-    """Restore a part from its states on all ranks of the checkpoint; see `load`.
-
-    The checkpoint has another number of ranks than this run.
-    """
-    if is_of_recipe(part):
-        part.load_from_ranks(states)
-        return
-    with restoring(path, name):
-        for state in states:
-            check_state(part, state)
-        part.load_from_ranks(states)
-
-
-def is_of_recipe(part: object) -> bool:
-    """Whether a part's class is a recipe's own, and is not a module."""
-    is_from_library = type(part).__module__.startswith(LIBRARY_PACKAGES)
-    return not isinstance(part, nn.Module) and not is_from_library
-
-
-def check_state(part: Stateful | LoadsFromRanks, state: object) -> None:
-    """Raise a `MisfitError` if a value in `state` has another type than in the part's own state.
-
-    Many `load_state_dict` methods accept any value. Without this check, the error would only appear
-    during training.
-    """
-    if not isinstance(part, RandomState):  # torch, NumPy and Python check the states of generators
-        check_types(state, part.state_dict())
-
-
-def check_types(saved: object, current: object) -> None:
-    """Raise a `MisfitError` if a saved value has another type than the value that it replaces.
-
-    Containers are compared item by item; items that only one side has are not compared. A number
-    may be replaced by another type of number or by a tensor, and a sharded tensor by any tensor.
-    None and bools may be replaced by anything.
-    """
-    if isinstance(current, dict) and isinstance(saved, dict):
-        for key in current.keys() & saved.keys():
-            check_types(saved[key], current[key])
-    elif isinstance(current, (list, tuple)) and isinstance(saved, (list, tuple)):
-        for saved_item, current_item in zip(saved, current, strict=False):
-            check_types(saved_item, current_item)
-    elif current is not None and not isinstance(current, bool):
-        expected: type | tuple[type, ...] = type(current)
-        if isinstance(current, (int, float)):
-            expected = (int, float, torch.Tensor)
-        elif is_sharded(current):
-            expected = torch.Tensor
-        if not isinstance(saved, expected):
-            raise MisfitError(f"{saved!r:.50} instead of {current!r:.50}")
-
-
-class Restored(NamedTuple):
-    """The result of restoring a checkpoint."""
-
-    manifest: Manifest
-    # Whether the best model so far is damaged. If so, the caller must reset the part ``best``,
-    # which describes that model.
-    has_lost_best: bool
-
-
-class ResumePoint(NamedTuple):
-    """The checkpoint that rank 0 chose for a resume."""
-
-    path: Path | None  # None: no checkpoint is whole
-    damage_of_best: str | None  # see `damage_of_best_model`
-    had_checkpoints: bool  # whether the run had a checkpoint, whole or damaged
-
-
-def choose_resume_point(checkpoints: Checkpoints, last_checkpoint: str | None) -> ResumePoint:
-    """Choose the checkpoint to restore, and clean up the folder; see `choose_and_clean_up`."""
-    folder = checkpoints.folder
-    run_id = checkpoints.run_id
-    # Look before the folder is cleaned up, because that puts damaged checkpoints aside.
-    had_checkpoints = any(not is_of_another_run(path, run_id) for path in step_folders(folder))
-    path = choose_and_clean_up(folder, last_checkpoint, run_id)
-    damage_of_best = None if path is None else damage_of_best_model(path)
-    return ResumePoint(path, damage_of_best, had_checkpoints)
-
-
-def restore_newest(
-    checkpoints: Checkpoints,
-    last_checkpoint: str | None,
-    parts: Parts,
-    identity: RunIdentity,
-) -> Restored | None:
-    """Restore all parts from the newest whole checkpoint; None if no checkpoint is whole.
-
-    All ranks must call this function. Rank 0 chooses the checkpoint: see `choose_and_clean_up`. It
-    warns of each checkpoint that it passes over, because the checkpoint is damaged or another run
-    wrote it.
-
-    Args:
-        last_checkpoint: the last checkpoint to consider, such as ``step-00000120``; None to
-            consider all.
-        identity: the identity of this run. The facts in `MUST_MATCH_ON_RESUME`, the ``flags`` and
-            the ``parts_described`` must be the same as in the checkpoint.
-
-    Raises:
-        UserError: a fact differs, a part does not fit, or no checkpoint up to `last_checkpoint` is
-            whole.
-    """
-    chosen = ask_rank_zero(lambda: choose_resume_point(checkpoints, last_checkpoint))
-    path = chosen.path
-    if path is None:
-        lack = "no undamaged checkpoint" if chosen.had_checkpoints else "no checkpoint"
-        say(f"resuming {checkpoints.folder.parent} from its start, because it has {lack}")
-        return None
-    say(f"resuming {path}")
-    has_lost_best = chosen.damage_of_best is not None
-    if has_lost_best:
-        warn(
-            f"the best model so far is lost ({chosen.damage_of_best}): training goes on, and the "
-            "best model is chosen among those from now on; to keep the lost one, stop the run, "
-            "restore this file from a backup, and resume again"
-        )
-    manifest = read_manifest(path)
-    require_same_run(path, manifest, identity)
-    parts.restore(path, manifest, checkpoints.world_size)
-    checkpoints.resume_from(path, manifest, best_is_damaged=has_lost_best)
-    return Restored(manifest, has_lost_best)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from common.checkpoints.adapters import bare_optimizer
-from common.checkpoints.state import Stateful
+from common.checkpoints.part_states import Stateful
 from common.errors import UserError
 from common.lifecycle.stages import Context, KeptParts
 from common.training.optim import start_momentum, turn_off_unfit_fused_kernel

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from common.checkpoints.adapters import State
-from common.checkpoints.state import restore_newest
+from common.checkpoints.newest import restore_newest
 from common.config import TrainingConfig
 from common.console import say
 from common.console.display import DISPLAY

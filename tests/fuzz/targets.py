@@ -25,8 +25,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
+from common.checkpoints.adapters import RandomState
 from common.checkpoints.export import load_weights, save_model
-from common.checkpoints.state import Parts, RandomState, restore_newest
+from common.checkpoints.newest import restore_newest
+from common.checkpoints.state import Parts
 from common.config import parse_config
 from common.data.image_decoding.preparation import ImageFacts
 from common.data.images import ImageData, format_of_batches, load_images

@@ -30,7 +30,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from torch import nn
 
 from common.checkpoints.export import save_model
-from common.checkpoints.state import Parts, restore_newest
+from common.checkpoints.newest import restore_newest
+from common.checkpoints.state import Parts
 from common.checkpoints.store import HOST, Checkpoints
 from common.config import TrainingConfig
 from common.errors import UserError

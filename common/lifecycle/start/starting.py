@@ -8,7 +8,7 @@ import torch
 from accelerate.utils import set_seed
 
 from common.checkpoints import export
-from common.checkpoints.state import State
+from common.checkpoints.adapters import State
 from common.config import TrainingConfig
 from common.console import say
 from common.data.dataset import Data

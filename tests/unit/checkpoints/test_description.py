@@ -15,7 +15,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from common.checkpoints.description import describe_parts, require_same_parts
-from common.checkpoints.state import Parts, restore_newest
+from common.checkpoints.newest import restore_newest
+from common.checkpoints.state import Parts
 from common.errors import UserError
 from common.run_directory.records import PartDescription, RunIdentity
 from tests.unit.checkpoint_store import checkpoints_in

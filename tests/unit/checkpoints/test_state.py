@@ -21,8 +21,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from common.checkpoints.adapters import RandomState
 from common.checkpoints.folders import read_manifest
+from common.checkpoints.newest import restore_newest
 from common.checkpoints.same_run import excerpts, require_same_facts
-from common.checkpoints.state import Parts, restore_newest
+from common.checkpoints.state import Parts
 from common.checkpoints.tensors import read_tensors, write_tensors
 from common.errors import UserError
 from common.storage.value_digests import digest_of_state

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils import _pytree as tree
 
 from common.checkpoints.adapters import RandomState
-from common.checkpoints.state import Stateful
+from common.checkpoints.part_states import Stateful
 from common.data import loader as loader_module
 from common.data.loader import Loader
 from common.data.samples import Batch, BatchesWithWork

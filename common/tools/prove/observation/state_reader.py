@@ -10,7 +10,7 @@ from types import FrameType
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
-from common.checkpoints.state import Stateful
+from common.checkpoints.part_states import Stateful
 from common.lifecycle.stages import Context
 from common.run import Run
 from common.storage.value_digests import digest_of_state

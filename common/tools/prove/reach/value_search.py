@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from common.checkpoints.state import Stateful
+from common.checkpoints.part_states import Stateful
 from common.config import TrainingConfig
 from common.data.dataset import Data
 from common.data.samples import Samples
