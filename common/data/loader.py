@@ -241,8 +241,8 @@ class Loader:
         """
         had_workers = self.workers.has_loader
         try:
-            made = self.make_batches(micro_batches, None)
-            for indices, (batch, _) in zip(micro_batches, made, strict=True):
+            batches_with_work = self.make_batches(micro_batches, None)
+            for indices, (batch, _) in zip(micro_batches, batches_with_work, strict=True):
                 self.signals.note_rehearsed(len(indices))
                 yield batch
         finally:

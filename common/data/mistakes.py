@@ -124,9 +124,9 @@ def no_value_error(rows: Sequence[object], indices: Sequence[int] | None) -> Use
             if value is not None:
                 continue
             sample = "a sample" if indices is None else f"sample {indices[number]}"
-            what = f"has None in {place}" if place else "is None"
+            lack = f"has None in {place}" if place else "is None"
             return UserError(
-                f"{sample} of the data set {what}, which can't be in a batch",
+                f"{sample} of the data set {lack}, which can't be in a batch",
                 advice=(
                     "return a value from __getitem__ in each case, or leave such samples out of "
                     "the data set"

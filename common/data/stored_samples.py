@@ -129,16 +129,18 @@ def as_tensor(values: torch.Tensor | np.ndarray) -> torch.Tensor:
 
 def require_rows(name: str, values: object) -> None:
     """Raise a `UserError` unless a value is a tensor or can become one, with a row per sample."""
-    kind = f"{name!r} as a value of type {type(values).__name__}"
+    description = f"{name!r} as a value of type {type(values).__name__}"
     if isinstance(values, np.ndarray):
-        kind += f" of dtype {values.dtype}"
+        description += f" of dtype {values.dtype}"
     try:
         has_rows = as_tensor(values).ndim > 0  # type: ignore[arg-type]
-        problem = f"TensorSamples got {kind} with a single number instead of a row per sample"
+        problem = (
+            f"TensorSamples got {description} with a single number instead of a row per sample"
+        )
     except (TypeError, ValueError, RuntimeError) as error:
         has_rows = False
         cause = cause_text(error, first_line=True)
-        problem = f"TensorSamples got {kind}, which can't become a tensor ({cause})"
+        problem = f"TensorSamples got {description}, which can't become a tensor ({cause})"
     if not has_rows:
         raise UserError(
             problem,

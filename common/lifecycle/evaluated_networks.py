@@ -20,7 +20,7 @@ class EvaluatedNetworks:
 
     def __init__(self) -> None:
         self.last: nn.Module | None = None  # evaluated last, which the run exports
-        self.all: WeakSet[nn.Module] = WeakSet()  # those of rehearsals, too
+        self.evaluated: WeakSet[nn.Module] = WeakSet()  # those of rehearsals, too
         self.rehearsed: set[nn.Module] = set()  # since the last call of `run.log`
         self.saved_as_best: ref[nn.Module] | None = None
         self.given_to_load_best: nn.Module | None = None
@@ -28,7 +28,7 @@ class EvaluatedNetworks:
 
     def add(self, network: nn.Module) -> None:
         """Note a network whose evaluation begins."""
-        self.all.add(network)
+        self.evaluated.add(network)
 
     def add_rehearsed(self, network: nn.Module) -> None:
         """Note a network whose rehearsal begins."""
@@ -51,10 +51,10 @@ class EvaluatedNetworks:
                 resume without a further evaluation can't tell.
         """
         is_other_one = self.saved_as_best is not None and network is not self.saved_as_best()
-        if is_other_one and network in self.all:
+        if is_other_one and network in self.evaluated:
             raise other_best_model_error()
         self.given_to_load_best = network
-        self.evaluated_before_load_best = WeakSet(self.all)
+        self.evaluated_before_load_best = WeakSet(self.evaluated)
 
     def require_best_last(self) -> None:
         """Raise a `UserError` if the network to export is not the one that `load_best` got.

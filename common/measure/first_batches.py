@@ -5,8 +5,8 @@ batch twice. A total doubles with the samples, and so does a count of samples. A
 same. Other evaluations have no such batches.
 
 An evaluation may draw random numbers, or compare the samples of a batch with each other. Then the
-numbers of hits in the two batches have nothing to do with each other, and may suit a mistake by
-chance. So they count for none.
+two batches have unrelated numbers of hits, whose ratio may look like a mistake by chance. So
+numbers of hits are never taken for a mistake.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +100,8 @@ class FirstBatches:
             for name, value in figures_once.items()
             if name in figures_twice
             and has_ratio(name, value, figures_twice[name], 0.5)
-            and not (name != "loss" and is_whole(once[name]))  # as many hits by chance
+            # Two batches may have the same whole number of hits by chance.
+            and (name == "loss" or not is_whole(once[name]))
         ]
 
     def totals_for_means(self) -> list[str]:
@@ -119,7 +120,8 @@ class FirstBatches:
             for name, value in once.means.items()
             if name in twice.means
             and has_ratio(name, value, twice.means[name], 2)
-            and not (name != "loss" and is_share(value, count))  # four times the hits by chance
+            # The second batch may have four times the hits, twice their share, by chance.
+            and (name == "loss" or not is_share(value, count))
         ]
 
     def wrong_counts(self, batch_sizes: Sequence[int], finish: Finish | None) -> dict[str, float]:

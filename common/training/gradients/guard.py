@@ -186,10 +186,14 @@ class GradientGuard:
         self.norms_of_update[number] = norm if earlier is None else torch.maximum(earlier, norm)
         return earlier is None
 
-    def end_update(self) -> None:
-        """Note that an update is over, so that the next norm of a network is that of another."""
+    def close_norms_of_update(self) -> None:
+        """Move the norms of the update to the unread ones."""
         self.unread_norms.extend(self.norms_of_update.items())
         self.norms_of_update.clear()
+
+    def end_update(self) -> None:
+        """Note that an update is over, so that the next norm of a network is that of another."""
+        self.close_norms_of_update()
         if self.is_fp16:
             self.accelerator.scaler.scale_waiting_gradients()
 
@@ -274,8 +278,7 @@ class GradientGuard:
         Each network has its own count of updates in a row. One network of several may overflow in
         each update while the others are healthy.
         """
-        self.unread_norms.extend(self.norms_of_update.items())
-        self.norms_of_update.clear()
+        self.close_norms_of_update()
         if not self.unread_norms:
             return
         numbers = [number for number, _ in self.unread_norms]

@@ -48,7 +48,9 @@ class SharedScaler(torch.amp.GradScaler):
         Their gradients must be unscaled. Nothing waits for the device.
         """
         states = [self._per_optimizer_states[id(optimizer)] for optimizer in optimizers]
-        overflows = [found for state in states for found in state["found_inf_per_device"].values()]
+        overflows: list[torch.Tensor] = []
+        for state in states:
+            overflows += state["found_inf_per_device"].values()
         if overflows:  # there are none if no parameter has a gradient
             overflow = torch.stack(overflows).amax()
             for state in states:

@@ -618,10 +618,11 @@ def test_accelerate_wrappers_are_unwrapped(tmp_path: Path) -> None:
 
 def test_part_with_unsupported_state_is_refused_when_added() -> None:
     """The error comes at the start of a run, not at its first checkpoint, and names the place."""
-    for value, kind in ((lambda step: 0.9, "function"), (deque([1]), "deque"), ({1}, "set")):
+    unsuitable = ((lambda step: 0.9, "function"), (deque([1]), "deque"), ({1}, "set"))
+    for value, type_name in unsuitable:
         with pytest.raises(UserError) as error:
             Parts(0, mesh=None).add("ema", Counts(decay=[value]))
-        place = f"(ema.decay.0: a value of type {kind} can't be kept)"
+        place = f"(ema.decay.0: a value of type {type_name} can't be kept)"
         assert f"got a part 'ema' whose state does not fit into a checkpoint {place}" in str(
             error.value
         )
