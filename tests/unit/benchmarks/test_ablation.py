@@ -13,18 +13,27 @@ import pytest
 from benchmarks.harness.edited_recipe import edited_once, edited_recipe, edited_text
 from benchmarks.harness.recipe_side import load_recipe
 from benchmarks.suites import cifar10_ablation
-from benchmarks.suites.cifar10_ablation import AS_IT_IS, make_plan, make_speedrun_plan
+from benchmarks.suites.cifar10_ablation import (
+    AS_IT_IS,
+    SMALL_IDEAS,
+    TOGETHER,
+    make_plan,
+    make_speedrun_plan,
+    make_together_plan,
+)
 from tests.launch import REPOSITORY
 
 RECIPE = REPOSITORY / "recipes" / "cifar10_fast.py"
 PLAN = make_plan("cifar10", 2, 0.1, [0])
 SPEEDRUN_PLAN = make_speedrun_plan("cifar10", [0])
+TOGETHER_PLAN = make_together_plan("cifar10", [0])
 VARIANTS = [
     *(pytest.param(PLAN, variant, id=variant) for variant in PLAN["variants"]),
     *(
         pytest.param(SPEEDRUN_PLAN, variant, id=f"speedrun, {variant}")
         for variant in SPEEDRUN_PLAN["variants"]
     ),
+    pytest.param(TOGETHER_PLAN, TOGETHER, id="speedrun, together"),
 ]
 
 
@@ -57,7 +66,10 @@ def written_plan(monkeypatch: pytest.MonkeyPatch, folder: Path, *flags: str) -> 
 
 
 @pytest.mark.parametrize("seeds", [[], [3], [0, 1, 2]], ids=str)
-@pytest.mark.parametrize(("flags", "expected"), [((), [0, 1, 2]), (("--speedrun",), [0])])
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [((), [0, 1, 2]), (("--speedrun",), [0]), (("--speedrun", "--together"), [0, 1, 2])],
+)
 def test_seeds_are_those_of_the_flag(
     flags: tuple[str, ...],
     expected: list[int],
@@ -65,9 +77,28 @@ def test_seeds_are_those_of_the_flag(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Both plans have a default of their own."""
+    """Each plan has a default of its own."""
     words = ["--seeds", *map(str, seeds)] if seeds else []
     assert written_plan(monkeypatch, tmp_path, *flags, *words)["seeds"] == (seeds or expected)
+
+
+def test_together_takes_out_each_small_idea() -> None:
+    """The one variant has the flags and edits of each of these variants."""
+    for idea in SMALL_IDEAS:
+        flags = SPEEDRUN_PLAN["variants"][idea]
+        edits = SPEEDRUN_PLAN["edits"].get(idea, {})
+        assert flags or edits
+        assert " ".join(flags) in " ".join(TOGETHER_PLAN["variants"][TOGETHER])
+        assert edits.items() <= TOGETHER_PLAN["edits"][TOGETHER].items()
+
+
+def test_together_needs_the_speedrun(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ideas that are too small in ten epochs may be large in two."""
+    with pytest.raises(SystemExit):
+        written_plan(monkeypatch, tmp_path, "--together")
+    assert "add --speedrun" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--epochs", "--validation-share"])
