@@ -424,7 +424,9 @@ def test_nan_on_one_rank_is_never_applied(
     line = f"loss = loss * float('nan') if {condition} else loss"
     if seconds_to_exit:
         delay = f"__import__('atexit').register(__import__('time').sleep, {seconds_to_exit})"
-        line += f"; run.progress.global_step == 13 and accelerator.is_main_process and {delay}"
+        # Of the update's two micro-batches, only the second is a synchronizing one.
+        once = "run.progress.global_step == 13 and accelerator.sync_gradients"
+        line += f"; {once} and accelerator.is_main_process and {delay}"
     recipe = with_line_before_backward(tmp_path, line)
     flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
     job = Job(runner, recipe, *flags, directory=directory, launcher="two forks")

@@ -25,6 +25,7 @@ class Variant:
     memory_figures: bool = False
     float64: bool = False
     pinned_memory: bool = False
+    name: str = "Simulated accelerator"
 
     @classmethod
     def parse(cls, words: str) -> Variant:
@@ -64,7 +65,7 @@ def module_of(variant: Variant) -> ModuleType:
     module.current_device = lambda: 0
     module.set_device = lambda device: None
     module.device = lambda device: nullcontext()
-    module.get_device_name = lambda device=None: "Simulated accelerator"
+    module.get_device_name = lambda device=None: variant.name
     module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     module._is_in_bad_fork = lambda: False
     module.manual_seed = generator.manual_seed

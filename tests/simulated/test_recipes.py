@@ -213,16 +213,16 @@ def test_training_waits_for_the_device_at_log_lines_alone(
 ) -> None:
     """More updates between log lines do not make the host wait more often.
 
-    Uploads of batches do not count.
+    Uploads of batches do not count. The device has the name of a GPU whose speed the data sheet
+    states: the number of waits of a measurement would depend on the clock.
     """
+    variant = f"{LIKE_CUDA},name=Tesla T4"
     flags = (*small("mnist_mlp", odd_images, odd_images), "--log-every", 1000, "--batch-size", 1)
     counts = []
     for steps in (10, 60):  # of one epoch
         report = tmp_path / f"{steps}.json"
         words = (*flags, "--max-steps", steps)
-        on_device(runner, "mnist_mlp", *words, variant=LIKE_CUDA, report=report)
+        on_device(runner, "mnist_mlp", *words, variant=variant, report=report)
         counts.append(waits(report))
-    for name in ("item", "download", "event", "device"):
+    for name in ("item", "download", "event", "device", "stream"):
         assert counts[0].get(name) == counts[1].get(name), name
-    # Before training, the run measures the device's speed: how often, depends on the clock.
-    assert abs(counts[1]["stream"] - counts[0]["stream"]) < 25
