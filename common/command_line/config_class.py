@@ -29,11 +29,10 @@ def refuse_attributes_without_flags(config_class: type) -> None:
         for name, value in vars(owner).items():
             is_no_flag = name.startswith("_") or name.isupper() or name in annotations
             if not (is_no_flag or hasattr(value, "__get__") or is_type_or_function(value)):
-                annotation = annotation_for(config_class, name, value)
                 raise UserError(
                     f"{name} = {value!r:.50} in {owner.__name__} is no flag, because it has no "
                     "type",
-                    advice=f"write {name}: {annotation} = {value!r:.50}",
+                    advice=advice_for(config_class, name, value),
                 )
 
 
@@ -49,9 +48,13 @@ def is_type_or_function(value: object) -> bool:
     return callable(value) or get_origin(value) is not None
 
 
-def annotation_for(config_class: type, name: str, value: object) -> str:
-    """Return the annotation to write: that of a flag with this name, or the type of the value."""
+def advice_for(config_class: type, name: str, value: object) -> str:
+    """Return what to write instead of a value without a type."""
     for field in fields(config_class):  # type: ignore[arg-type]
         if field.name == name:
-            return inspect.formatannotation(field.type).strip("'")
-    return type(value).__name__
+            annotation = inspect.formatannotation(field.type).strip("'")
+            return f"write {name}: {annotation} = {value!r:.50}"
+    return (
+        f"write {name}: {type(value).__name__} = {value!r:.50}, or if no flag may change it, "
+        f"{name}: ClassVar = {value!r:.50}"
+    )

@@ -108,8 +108,8 @@ class TrainingLoop:
         """Count an update, and do what is due after it.
 
         Raises:
-            UserError: after the first update, no code uses a flag that was set, or there were no
-                gradients to clip.
+            UserError: after the first update, no code uses a flag that was set; or the loop clips
+                gradients before there are any.
             TrainingError: an update had non-finite gradients, or a rank could not write its
                 checkpoint.
         """
@@ -120,9 +120,8 @@ class TrainingLoop:
         step = context.progress.advance()
         if not self.are_flags_checked:
             self.are_flags_checked = True
-            self.watch.check_first_update(started)
             refuse_unread_flags(context, started.saved_config.given_flags)
-        self.watch.check_schedule()
+        self.watch.check_update(started)
         if started.plan.logs(step):
             training_figures.log_interval(started)
         if context.guard.is_due:

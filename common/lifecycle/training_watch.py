@@ -36,6 +36,7 @@ class TrainingWatch:
         self.has_trained = False  # whether an optimizer has made a step that had gradients
         # The number of steps of each scheduler of `run.plan.schedule` before the loop.
         self.first_counts: dict[LambdaLR, int] = {}
+        self.checked_updates = 0  # of this process, counted up to 2
         self.updates_with_training = 0  # counted up to 2
 
     @contextmanager
@@ -61,26 +62,40 @@ class TrainingWatch:
             has_gradients = any(value.grad is not None for value in parameters_of(optimizer))
             self.has_trained = has_gradients or self.guard.has_seen_gradients
 
-    def check_first_update(self, started: StartedRun) -> None:
-        """Warn if the first update has trained nothing, or has left gradients.
+    def check_update(self, started: StartedRun) -> None:
+        """Look for mistakes of the loop in its first updates.
 
         Raises:
-            UserError: the loop clips gradients, but there are none.
+            UserError: the loop clips gradients before there are any.
         """
-        if self.may_have_trained(started):
-            gradients = started.context.parts.left_gradients.state_dict()
-            # Gradients that zero_grad(set_to_none=False) has set to 0 add nothing.
-            warn_of_left_gradients(
-                [name for name, value in gradients.items() if local(value).any()]
+        if self.checked_updates < 2:
+            self.checked_updates += 1
+            if self.checked_updates == 1:
+                self.check_first_update(started)
+            else:
+                self.check_second_update()
+        self.check_schedule()
+
+    def check_first_update(self, started: StartedRun) -> None:
+        """Warn if the first update has trained nothing, or has left gradients."""
+        if not self.may_have_trained(started):
+            warn(
+                "the first update has trained nothing, because no optimizer made a step with "
+                f"gradients: unless later updates do, {TRAINING_ADVICE}"
             )
             return
+        gradients = started.context.parts.left_gradients.state_dict()
+        # Gradients that zero_grad(set_to_none=False) has set to 0 add nothing.
+        warn_of_left_gradients([name for name, value in gradients.items() if local(value).any()])
+
+    def check_second_update(self) -> None:
+        """Raise a `UserError` if each call that clips gradients has come before there were any.
+
+        It is the second update, because a loop may begin with the step of the update before.
+        """
         clipped_networks = [*self.guard.parameters]
         if clipped_networks and not self.guard.has_seen_gradients:
             raise no_gradient_error(clipped_networks)
-        warn(
-            "the first update has trained nothing, because no optimizer made a step with "
-            f"gradients: unless later updates do, {TRAINING_ADVICE}"
-        )
 
     def check_schedule(self) -> None:
         """Warn if no scheduler of `run.plan.schedule` has moved by the second trained update.
@@ -146,11 +161,12 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
 
 
 def no_gradient_error(clipped_networks: Iterable[nn.Module]) -> UserError:
-    """Return the error for a first update that clips networks without gradients."""
+    """Return the error for two updates that have clipped networks without gradients."""
     names = ", ".join(
         dict.fromkeys(type(getattr(net, "module", net)).__name__ for net in clipped_networks)
     )
     return UserError(
-        f"in the first update, no parameter of {names} had a gradient when it was clipped",
-        advice=f"in the loop, {TRAINING_ADVICE}",
+        f"in the first two updates, no parameter of {names} had a gradient when it was clipped",
+        advice="in the loop, call accelerator.backward(loss), then run.clip_grad_norm_(model, "
+        "optimizer), then optimizer.step(), and only then optimizer.zero_grad()",
     )

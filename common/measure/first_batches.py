@@ -127,46 +127,72 @@ class FirstBatches:
     def wrong_counts(self, batch_sizes: Sequence[int], finish: Finish | None) -> dict[str, float]:
         """Return a number of samples that can't be that of both batches, by the call that got it.
 
-        Only a number that is the same for both batches is taken for wrong, and only if it is 1, if
-        it is more than the samples of the first batch, or if the values of the batch double. Other
-        numbers may count groups of samples, which do not double.
+        Only a number that is the same for both batches is taken for wrong. It may rightly be the
+        same: it may count groups, or samples that the recipe generates for each batch. So it must
+        be 1, or the values of the batch must show that they depend on the batch's samples.
 
         Args:
             batch_sizes: the samples of each batch that the loaders gave to this evaluation.
         """
         if len(batch_sizes) != 2 or batch_sizes[1] != 2 * batch_sizes[0]:
             return {}
+        batch_size = batch_sizes[0]
         wrong = {}
         if self.record_calls == 2:
-            once, twice = self.recorded
-            doubles = any(2 * size == twice.sizes.get(name) for name, size in once.sizes.items())
-            if is_wrong_count(once.count, twice.count, batch_sizes[0], doubles):
-                wrong["sums.record"] = float(once.count)
+            recorded_once, recorded_twice = self.recorded
+            if is_wrong_recorded_count(recorded_once, recorded_twice, batch_size):
+                wrong["sums.record"] = float(recorded_once.count)
         # `finish` may use the count for something else than samples.
         if self.add_calls == 2 and finish is None:
-            first, second = self.added
-            doubles = any(
-                name in second.totals and has_ratio(name, value, second.totals[name], 2)
-                for name, value in first.totals.items()
-            )
-            if is_wrong_count(first.count, second.count, batch_sizes[0], doubles):
-                wrong["sums.add"] = float(first.count)
+            added_once, added_twice = self.added
+            if is_wrong_added_count(added_once, added_twice, batch_size):
+                wrong["sums.add"] = float(added_once.count)
         return wrong
 
 
-def is_wrong_count(once: Value, twice: Value, batch_size: int, values_double: bool) -> bool:
-    """Whether a count that is the same for both batches can't be a count of samples or groups.
+def is_wrong_recorded_count(once: BatchMeans, twice: BatchMeans, batch_size: int) -> bool:
+    """Whether a count of `Sums.record`, the same for both batches, can't be one of samples.
 
     Args:
         batch_size: the samples of the first batch.
-        values_double: whether a value of the second batch is twice that of the first, or has twice
-            as many elements.
     """
-    count = float(once)
-    if not count or count != float(twice):
+    count = float(once.count)
+    if not count or count != float(twice.count):
         return False
-    is_one_for_several = count == 1 and batch_size >= MIN_SAMPLES
-    return is_one_for_several or count > batch_size or values_double
+    sizes_double = any(2 * size == twice.sizes.get(name) for name, size in once.sizes.items())
+    # The mean over generated samples mostly differs between the batches. Shares of hits may agree
+    # by chance.
+    has_same_means = any(
+        name in twice.means
+        and has_ratio(name, value, twice.means[name], 1)
+        and (name == "loss" or not is_share(value, count))
+        for name, value in once.means.items()
+    )
+    has_too_many = count > batch_size and has_same_means
+    return is_one_for_several(count, batch_size) or has_too_many or sizes_double
+
+
+def is_wrong_added_count(once: BatchTotals, twice: BatchTotals, batch_size: int) -> bool:
+    """Whether a count of `Sums.add`, the same for both batches, can't be one of samples.
+
+    Args:
+        batch_size: the samples of the first batch.
+    """
+    count = float(once.count)
+    if not count or count != float(twice.count):
+        return False
+    totals_double = any(
+        name in twice.totals
+        and has_ratio(name, value, twice.totals[name], 2)
+        and (name == "loss" or not is_whole(value))
+        for name, value in once.totals.items()
+    )
+    return is_one_for_several(count, batch_size) or totals_double
+
+
+def is_one_for_several(count: float, batch_size: int) -> bool:
+    """Whether the count is 1 for a batch with enough samples to be no single group."""
+    return count == 1 and batch_size >= MIN_SAMPLES
 
 
 def comparable_figures(totals: Totals, finish: Finish | None) -> Mapping[str, Measured]:

@@ -49,7 +49,7 @@ def leave_out(patch: pytest.MonkeyPatch, call: tuple[Any, str], first_calls: int
     [
         ((), None, False, 4),
         ((CLIP,), None, False, 4),
-        ((BACKWARD,), "in the first update, no parameter of MLP had a gradient", False, 1),
+        ((BACKWARD,), "in the first two updates, no parameter of MLP had a gradient", True, 2),
         ((BACKWARD, CLIP), "the run has trained nothing", True, 4),
         ((STEP,), "the run has trained nothing", True, 4),
         ((STEP, CLIP), "the run has trained nothing", True, 4),
@@ -76,7 +76,8 @@ def test_a_loop_without_training_ends_with_an_error(
         return
     assert isinstance(error, UserError)
     assert error.problem.startswith(problem)
-    assert "accelerator.backward(loss), then optimizer.step()" in error.advice
+    advice = ["accelerator.backward(loss), then", "optimizer.step(), and only then"]
+    assert all(words in error.advice for words in advice)
     assert not (tmp_path / "run" / "model").exists()
 
 
@@ -92,6 +93,37 @@ def test_a_loop_that_trains_later_is_only_warned(
     assert error is None, error
     assert NO_TRAINING in output
     assert NO_SCHEDULE not in output
+
+
+def test_a_loop_may_begin_with_the_step_of_the_update_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first update clips and steps without gradients."""
+    leave_out(monkeypatch, BACKWARD, first_calls=1)
+    error, output = run(*FLAGS, "--output-dir", tmp_path / "run")
+    assert error is None, error
+    assert NO_TRAINING in output
+
+
+def test_clipping_before_the_backward_pass_ends_with_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop trains, but its gradients are never clipped."""
+    clip = Run.clip_grad_norm_
+
+    def clip_too_early(self: Run, model: nn.Module, optimizer: AcceleratedOptimizer) -> None:
+        gradients = {parameter: parameter.grad for parameter in model.parameters()}
+        for parameter in gradients:
+            parameter.grad = None
+        clip(self, model, optimizer)
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
+
+    monkeypatch.setattr(Run, "clip_grad_norm_", clip_too_early)
+    error, _ = run(*FLAGS, "--output-dir", tmp_path / "run")
+    assert isinstance(error, UserError), error
+    assert error.problem.startswith("in the first two updates")
+    assert "then run.clip_grad_norm_(model, optimizer)" in error.advice
 
 
 def test_weights_may_change_without_the_step_of_an_optimizer(

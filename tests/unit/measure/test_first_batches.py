@@ -130,6 +130,10 @@ CORRECT: Mapping[str, Batch] = {
     "contrastive loss": lambda sums, v: sums.record(math.log(len(v)), None, len(v)),
     "no sample that counts": lambda sums, v: sums.record(0.0, None, 0),
     "loss of another size": lambda sums, v: sums.record(v.sum() + 1, None, len(v)),
+    "generated samples": lambda sums, v: sums.add(64, fake=torch.rand(64).sum()),
+    "hits among generated samples": lambda sums, v: sums.add(64, fake=torch.tensor(len(v))),
+    "the same generated samples": lambda sums, v: sums.add(64, fake=torch.tensor(9.5)),
+    "mean of generated samples": lambda sums, v: sums.record(torch.rand(64).mean(), None, 64),
     "count for finish": lambda sums, v: sums.add(1, loss=v.sum(), samples=len(v)),
 }
 
