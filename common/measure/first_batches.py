@@ -99,7 +99,7 @@ class FirstBatches:
             name
             for name, value in figures_once.items()
             if name in figures_twice
-            and has_ratio(name, value, figures_twice[name], 0.5)
+            and has_ratio(value, figures_twice[name], 0.5, error_of(name))
             # Two batches may have the same whole number of hits by chance.
             and (name == "loss" or not is_whole(once[name]))
         ]
@@ -119,7 +119,7 @@ class FirstBatches:
             name
             for name, value in once.means.items()
             if name in twice.means
-            and has_ratio(name, value, twice.means[name], 2)
+            and has_ratio(value, twice.means[name], 2, error_of(name))
             # The second batch may have four times the hits, twice their share, by chance.
             and (name == "loss" or not is_share(value, count))
         ]
@@ -164,7 +164,7 @@ def is_wrong_recorded_count(once: BatchMeans, twice: BatchMeans, batch_size: int
     # by chance.
     has_same_means = any(
         name in twice.means
-        and has_ratio(name, value, twice.means[name], 1)
+        and has_ratio(value, twice.means[name], 1, RATIO_ERROR)
         and (name == "loss" or not is_share(value, count))
         for name, value in once.means.items()
     )
@@ -183,7 +183,7 @@ def is_wrong_added_count(once: BatchTotals, twice: BatchTotals, batch_size: int)
         return False
     totals_double = any(
         name in twice.totals
-        and has_ratio(name, value, twice.totals[name], 2)
+        and has_ratio(value, twice.totals[name], 2, error_of(name))
         and (name == "loss" or not is_whole(value))
         for name, value in once.totals.items()
     )
@@ -214,15 +214,22 @@ def is_share(value: Value, count: float) -> bool:
     return 0 <= float(value) < 1 and abs(hits - round(hits)) <= RATIO_ERROR
 
 
-def has_ratio(name: str, value_before: Measured, value_after: Measured, ratio: float) -> bool:
+def error_of(name: str) -> float:
+    """Return the relative error of a figure, by its name, up to which a ratio counts as exact."""
+    return RATIO_ERROR_OF_LOSS if name == "loss" else RATIO_ERROR
+
+
+def has_ratio(value_before: Measured, value_after: Measured, ratio: float, error: float) -> bool:
     """Whether a single number changes by this factor if a batch has each sample twice.
 
-    The numbers may differ by rounding. A zero says nothing.
+    A zero says nothing.
+
+    Args:
+        error: the largest relative error of the factor, which comes from rounding.
     """
     # On the host, because some devices have no float64.
     before = torch.as_tensor(value_before).cpu().double()
     after = torch.as_tensor(value_after).cpu().double()
-    if name == "count" or before.numel() != 1 or after.numel() != 1 or not float(before):
+    if before.numel() != 1 or after.numel() != 1 or not float(before):
         return False
-    relative_error = abs(float(after / before) / ratio - 1)
-    return relative_error <= (RATIO_ERROR_OF_LOSS if name == "loss" else RATIO_ERROR)
+    return abs(float(after / before) / ratio - 1) <= error

@@ -82,7 +82,7 @@ def test_flag_without_a_type_is_refused(base: type, name: str, value: Any, advic
     with pytest.raises(UserError) as error:
         parse_config(config_class)
     problem = f"{name} = {value!r} in Config is no flag, because it has no type"
-    if name in TrainingConfig.__dataclass_fields__:
+    if name in base.__dataclass_fields__:
         assert error.value.message == f"{problem}: {advice}"
     else:
         constant = f"or if no flag may change it, {name}: ClassVar = {value!r}"
