@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from common.checkpoints.adapters import bare_optimizer, local_sums_of_bits
-from common.checkpoints.shards import local
 from common.console import warn
 from common.errors import UserError
+from common.lifecycle.added_gradients import AddedGradients
 from common.lifecycle.stages import StartedRun
 from common.system.wording import counted
 from common.training.gradients.guard import GradientGuard
@@ -37,6 +37,7 @@ class TrainingWatch:
         # The number of steps of each scheduler of `run.plan.schedule` before the loop.
         self.first_counts: dict[LambdaLR, int] = {}
         self.checked_updates = 0  # of this process, counted up to 2
+        self.added_gradients = AddedGradients()
         self.updates_with_training = 0  # counted up to 2
 
     @contextmanager
@@ -77,25 +78,27 @@ class TrainingWatch:
         self.check_schedule()
 
     def check_first_update(self, started: StartedRun) -> None:
-        """Warn if the first update has trained nothing, or has left gradients."""
+        """Warn if the first update has trained nothing; watch the gradients that it has left."""
         if not self.may_have_trained(started):
             warn(
                 "the first update has trained nothing, because no optimizer made a step with "
                 f"gradients: unless later updates do, {TRAINING_ADVICE}"
             )
-            return
-        gradients = started.context.parts.left_gradients.state_dict()
-        # Gradients that zero_grad(set_to_none=False) has set to 0 add nothing.
-        warn_of_left_gradients([name for name, value in gradients.items() if local(value).any()])
+        self.added_gradients.watch(started.context.parts.left_gradients.parameters)
 
     def check_second_update(self) -> None:
-        """Raise a `UserError` if each call that clips gradients has come before there were any.
+        """Look for gradients that the loop clips too early, or does not remove.
 
-        It is the second update, because a loop may begin with the step of the update before.
+        It is the second update, because a loop may begin with the step of the update before, or
+        call `zero_grad` before the backward pass.
+
+        Raises:
+            UserError: each call that clips gradients has come before there were any.
         """
         clipped_networks = [*self.guard.parameters]
         if clipped_networks and not self.guard.has_seen_gradients:
             raise no_gradient_error(clipped_networks)
+        warn_of_added_gradients(self.added_gradients.end())
 
     def check_schedule(self) -> None:
         """Warn if no scheduler of `run.plan.schedule` has moved by the second trained update.
@@ -143,14 +146,17 @@ def sums_of_weights(started: StartedRun) -> list[int]:
     return local_sums_of_bits(parameters).tolist() if parameters else []
 
 
-def warn_of_left_gradients(names: Sequence[str]) -> None:
-    """Warn of a missing `zero_grad`, if an update has left the gradients of some parameters."""
+def warn_of_added_gradients(names: Sequence[str]) -> None:
+    """Warn of a missing `zero_grad`, if an update has added to the gradients of the one before.
+
+    Args:
+        names: the parameters that have these gradients.
+    """
     if names:
         warn(
-            f"the first update has left the gradients of {counted(len(names), 'parameter')}, such "
-            f"as {names[0]}, and the next backward pass adds to them: call optimizer.zero_grad() "
-            "after optimizer.step(), unless the loop calls it elsewhere or adds gradients up on "
-            "purpose"
+            "the second update has added its gradients to those of the first one, in "
+            f"{counted(len(names), 'parameter')} such as {names[0]}: call optimizer.zero_grad() "
+            "after optimizer.step(), unless the loop adds gradients up on purpose"
         )
 
 

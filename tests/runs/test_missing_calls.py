@@ -13,6 +13,8 @@ FLAGS = ("--dataset", "digits", "--hidden-sizes", 16, "--batch-size", 64, "--tra
 RECORD = "            run.record(loss, metrics(logits, batch))\n"
 SAVE = "            if run.should_save:\n                run.save()\n"
 FINISH = "        run.finish(evaluate(run, model, test_loader))\n"
+ZERO_GRAD = "                optimizer.zero_grad()\n"
+BACKWARD = "                accelerator.backward(loss)\n"
 EVALUATE = "if run.should_evaluate:  # at the top"
 IS_MAIN = "(not run.progress.global_step or accelerator.is_main_process)"
 STOP = """\
@@ -100,3 +102,33 @@ def test_call_on_one_process_only_gives_one_sentence(
     assert f"{reason} (in mnist_mlp.py, line " in printed, run.explain()
     assert "let all processes make the same calls, such as run.record" in printed
     assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize(
+    ("edits", "micro_batches", "is_warned"),
+    [
+        ([], 2, False),
+        ([(ZERO_GRAD, "")], 1, True),
+        ([(ZERO_GRAD, ""), (BACKWARD, ZERO_GRAD + BACKWARD)], 1, False),
+        # Accelerate's call does nothing in the first micro-batch, and removes too much in the last.
+        ([(ZERO_GRAD, ""), (BACKWARD, ZERO_GRAD + BACKWARD)], 2, True),
+    ],
+    ids=["as it is", "missing", "before the backward pass", "between micro-batches"],
+)
+@pytest.mark.parametrize(
+    "launcher", ["fork", pytest.param("two forks", marks=pytest.mark.slow)], ids=["1", "2"]
+)
+def test_gradients_that_are_added_up_are_warned_of(
+    edits: list[tuple[str, str]],
+    micro_batches: int,
+    is_warned: bool,
+    launcher: str,
+    runner: Runner,
+    tmp_path: Path,
+) -> None:
+    """A loop may remove gradients wherever no backward pass adds to those of another update."""
+    recipe = edited("mnist_mlp", tmp_path, *edits)
+    flags = (*FLAGS, "--max-steps", 3, "--gradient-accumulation-steps", micro_batches)
+    run = runner.run(recipe, *flags, launcher=launcher)
+    warning = "the second update has added its gradients to those of the first one"
+    assert (warning in " ".join(run.printed().split())) == is_warned

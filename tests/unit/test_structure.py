@@ -57,7 +57,7 @@ LEVELS_WITHIN = {
         ("batch_size",),
     ),
     "common.lifecycle": (
-        ("first_batch", "misuse", "resolution", "tensor_errors"),
+        ("added_gradients", "first_batch", "misuse", "resolution", "tensor_errors"),
         ("stages",),
         (
             "keeping",
