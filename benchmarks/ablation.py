@@ -175,6 +175,39 @@ def chance_in_words(plan: dict[str, Any], name: str) -> str | None:
     )
 
 
+def intervals_in_words(plan: dict[str, Any], name: str) -> list[str]:
+    """Return a sentence for each variant with several seeds: what it differs by from the first.
+
+    The intervals are Welch's. They are widened for the number of variants, so that all of them hold
+    at once in 95 % of experiments (Bonferroni).
+    """
+    from common.tools.statistics.samples import Sample, simultaneous_confidence, welch_interval
+
+    reference, *others = plan["variants"]
+    variants = [variant for variant in others if len(plan["runs"].get(variant, [])) > 1]
+    confidence = simultaneous_confidence(len(variants))
+    samples = {
+        variant: Sample.of([figure_of(run, name) for run in plan["runs"][variant]])
+        for variant in [reference, *variants]
+    }
+    sentences = []
+    for variant in variants:
+        interval = welch_interval(samples[reference], samples[variant], confidence)
+        if interval is not None:
+            sentences.append(
+                f"{variant}: the difference is {interval.difference:+.2f} points, with a 95 % "
+                f"interval of {interval.low:+.2f} to {interval.high:+.2f} (Welch)"
+            )
+    return sentences
+
+
+def sentences_about(plan: dict[str, Any], name: str) -> list[str]:
+    """Return what the script says below its table."""
+    chance = chance_in_words(plan, name)
+    sentences = [] if chance is None else [chance]
+    return sentences + intervals_in_words(plan, name)
+
+
 def add_published_runs(plan: dict[str, Any]) -> None:
     """Put the finished runs of a plan's baseline, if it has one, before those of its first variant.
 
@@ -227,9 +260,8 @@ def main() -> None:
     plan["machine"] = describe_machine()
     train_missing_runs(plan, recipe, name, arguments.output)
     print(as_markdown(plan, name))
-    chance = chance_in_words(plan, name)
-    if chance is not None:
-        print(f"\n{chance}")
+    for sentence in sentences_about(plan, name):
+        print(f"\n{sentence}")
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ def test_table_of_the_page_is_that_of_the_results(file_name: str, figure: str) -
     assert all(results["runs"][variant] for variant in results["variants"])
     page = (folder / "README.md").read_text()
     assert ablation.as_markdown(results, figure) in page
-    chance = ablation.chance_in_words(results, figure)
-    assert chance is None or chance in page
+    for sentence in ablation.sentences_about(results, figure):
+        assert sentence in page
 
 
 def test_differences_are_from_the_first_variant() -> None:
@@ -80,9 +80,14 @@ def test_differences_are_from_the_first_variant() -> None:
         ]
         for variant, values in accuracies.items()
     }
-    table = ablation.as_markdown({"variants": accuracies, "runs": runs}, "val/accuracy")
+    plan = {"variants": accuracies, "runs": runs}
+    table = ablation.as_markdown(plan, "val/accuracy")
     assert "| as it is | 91.00 % | – | 1.41 | 2 | 3 |" in table
     assert "| no shifts | 86.00 % | -5.00 | 1.41 | 2 | 3 |" in table
+    # The standard error is √2, and Student's t for two degrees of freedom is 4.3027.
+    assert ablation.intervals_in_words(plan, "val/accuracy") == [
+        "no shifts: the difference is -5.00 points, with a 95 % interval of -11.08 to +1.08 (Welch)"
+    ]
 
 
 def publish(folder: Path, accuracies: Sequence[float]) -> None:
