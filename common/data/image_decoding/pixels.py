@@ -56,7 +56,9 @@ def image_to_pixels(image: Image.Image, pixel_format: PixelFormat, name: str) ->
     orientation = decoded_image.getexif().get(ExifTags.Base.Orientation, 1)
     if orientation in TURNS:
         result = result.transpose(TURNS[orientation])
-    result = result.convert("L" if pixel_format.channels == 1 else "RGB")
+    mode = "L" if pixel_format.channels == 1 else "RGB"
+    if result.mode != mode:  # else, `convert` would make a copy
+        result = result.convert(mode)
     size = pixel_format.image_size
     if result.size != (size, size):
         result = ImageOps.fit(result, (size, size), Image.Resampling.BILINEAR)
