@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from common.errors import UserError
-from common.system.platforms import command_line
+from common.system.platforms.commands import command_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance  # a recipe's `Config` with its values

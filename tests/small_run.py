@@ -25,7 +25,7 @@ from common.measure.meters import Meters
 from common.run import Run
 from common.run_directory.identity import saved_run_id
 from common.run_directory.provenance import ProvenanceWriter
-from common.system.platforms import STOP_SIGNALS
+from common.system.platforms.signals import STOP_SIGNALS
 from examples import regression
 
 FLAGS = (

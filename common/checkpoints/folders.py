@@ -18,7 +18,8 @@ from common.run_directory.records import MANIFEST, Manifest, Receipt
 from common.storage.digests import is_as_signed
 from common.storage.files import SUPERSEDED, UNFINISHED, remove
 from common.storage.json_files import PUT_BACK, read_json
-from common.system.platforms import quoted, rename_path
+from common.system.platforms.commands import quoted
+from common.system.platforms.files import rename_path
 
 NAME = re.compile(r"step-(\d{8,})")  # the folder of a finished checkpoint, with its update
 # The best model so far, with its update; if the model is sharded, one rank's rows of it.

@@ -24,7 +24,7 @@ from common.run_directory.records import (
 from common.storage.digests import signed
 from common.storage.files import open_to_append
 from common.storage.json_files import write_json
-from common.system.platforms import rename_path, sync
+from common.system.platforms.files import rename_path, sync
 
 # The folder of the lasting files, relative to a checkpoint. These files have frozen weights or the
 # best model so far, and may belong to several checkpoints.

@@ -39,7 +39,7 @@ from common.errors import LostProcessError, UserError
 from common.run_directory.records import Manifest, RankReceipt, Receipt, RunIdentity
 from common.storage.files import UNFINISHED
 from common.storage.json_files import write_json
-from common.system.platforms import replace_file, sync
+from common.system.platforms.files import replace_file, sync
 
 if TYPE_CHECKING:
     from common.checkpoints.shards import Rows

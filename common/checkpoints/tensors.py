@@ -16,7 +16,7 @@ from common.run_directory.records import Receipt
 from common.storage.digests import size_and_sha256
 from common.storage.files import refuse_pipe
 from common.storage.json_files import PUT_BACK
-from common.system.platforms import sync
+from common.system.platforms.files import sync
 
 
 def write_tensors(

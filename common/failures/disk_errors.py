@@ -2,7 +2,7 @@
 
 import errno
 
-from common.system.platforms import error_texts
+from common.system.platforms.messages import error_texts
 
 # The numbers of the errors of a disk that is full or fails, which are not the user's mistake.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)

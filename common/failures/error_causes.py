@@ -4,7 +4,7 @@ import errno
 import re
 
 from common.errors import LostProcessError, Preempted, UserError
-from common.system.platforms import error_texts
+from common.system.platforms.messages import error_texts
 
 # The error numbers of a connection whose other end is gone or out of reach.
 NETWORK_ERRORS = (

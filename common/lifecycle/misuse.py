@@ -7,7 +7,7 @@ from common.console import say
 from common.data.loader import Loader
 from common.data.order import TrainingOrder
 from common.errors import UserError
-from common.system.platforms import quoted
+from common.system.platforms.commands import quoted
 
 
 def training_order_of(loader: object, call: str) -> TrainingOrder:

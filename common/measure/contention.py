@@ -5,7 +5,7 @@ import time
 import torch
 
 from common.console import warn
-from common.system.platforms import load_average, usable_cores
+from common.system.platforms.limits import load_average, usable_cores
 
 # A warning needs all of the following.
 MIN_SECONDS = 2  # an interval of at least this many seconds

@@ -14,7 +14,7 @@ import torch
 from common.metric_names import ALLOCATED, HOST_MEMORY, PEAK_ALLOCATED, PEAK_RESERVED
 from common.system import devices
 from common.system.allocator import HEAP
-from common.system.platforms import can_limit_own_memory, resource
+from common.system.platforms.limits import can_limit_own_memory, resource
 
 MEBIBYTE = 2**20
 CLEAR_REFS = Path("/proc/self/clear_refs")

@@ -15,7 +15,7 @@ from common.run_directory.records import CHECKPOINTS_FOLDER, CONFIG, MANIFEST, S
 from common.run_directory.saved_flags import differing_flags, flags_in_words
 from common.storage.digests import SIGNATURE, is_as_signed, signed
 from common.storage.json_files import JsonObject, json_safe, parse, read_json_if_there
-from common.system.platforms import quoted
+from common.system.platforms.commands import quoted
 from common.system.wording import listed
 
 

@@ -24,7 +24,7 @@ from common.run_directory.model_records import InitialFacts, PublishedSettings
 from common.run_directory.record_files import mistake_in_words, read_record_if_there
 from common.run_directory.records import MODEL_FOLDER, MODEL_JSON, STATUS
 from common.storage.json_files import json_safe, read_json_if_there
-from common.system.platforms import quoted
+from common.system.platforms.commands import quoted
 
 PUBLISHED = "config.json"  # the file that timm publishes beside weights: how they were trained
 

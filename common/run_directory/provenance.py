@@ -31,7 +31,7 @@ from common.storage.json_files import write_json
 from common.system.devices.libraries import library_versions
 from common.system.installed_code import is_installed
 from common.system.launch_variables import is_main_rank, local_world_size, world_size
-from common.system.platforms import usable_cores
+from common.system.platforms.limits import usable_cores
 from common.system.processor import processor_name
 
 LIBRARY = Path(__file__).resolve().parents[2]  # the folder that `common` is imported from

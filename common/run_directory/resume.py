@@ -27,7 +27,7 @@ from common.run_directory.status import read_status
 from common.run_directory.stored_run import StoredRun
 from common.storage.files import LOCK, locked
 from common.system.launch_variables import world_size
-from common.system.platforms import quoted
+from common.system.platforms.commands import quoted
 from common.system.wording import listed
 
 

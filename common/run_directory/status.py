@@ -11,7 +11,8 @@ from common.run_directory.records import CONFIG, STATUS, Status
 from common.storage.files import LOCK, locked
 from common.storage.json_files import write_json
 from common.system.launch_variables import is_main_rank
-from common.system.platforms import is_unlocked, quoted
+from common.system.platforms.commands import quoted
+from common.system.platforms.files import is_unlocked
 
 
 def read_status(path: Path) -> Status:

@@ -25,7 +25,7 @@ from common.run_directory.status import read_status, write_outcome
 from common.storage.files import LOCK, locked
 from common.storage.json_files import read_json
 from common.system.launch_variables import is_main_rank, rank, several_machines
-from common.system.platforms import quoted
+from common.system.platforms.commands import quoted
 
 # Seconds to wait for another job, which may take this long to save a checkpoint after a signal.
 PATIENCE = 60.0

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from common.console import say
 from common.errors import UserError
 from common.failures.sentences import writing
-from common.system.platforms import rename_path, replace_file, sync
+from common.system.platforms.files import rename_path, replace_file, sync
 
 LOCK = ".lock"  # the file that a process locks, in a folder that only one may write to
 UNFINISHED = ".unfinished"  # ends the name of a file or folder that is still being written

@@ -4,7 +4,8 @@ import os
 from collections.abc import Sequence
 
 from common.system.launch_variables import world_size
-from common.system.platforms import command_line, starting_process
+from common.system.platforms.commands import command_line
+from common.system.platforms.process_tree import starting_process
 
 UNKNOWN_LAUNCHER = "LAUNCHER"  # shows where the user's own launcher belongs
 INSTALLED_LAUNCHERS = ("accelerate", "torchrun")  # programs that Python itself executes

@@ -5,7 +5,7 @@ import platform
 from pathlib import Path
 
 from common.system.launch_variables import local_world_size
-from common.system.platforms import usable_cores
+from common.system.platforms.limits import usable_cores
 
 
 def cpu_threads(requested: int | None = None) -> int:

@@ -14,7 +14,7 @@ from common.config import TrainingConfig
 from common.errors import UserError
 from common.failures.sentences import cause_text
 from common.objective import Objective
-from common.system.platforms import quoted
+from common.system.platforms.commands import quoted
 
 
 class Recipe(NamedTuple):

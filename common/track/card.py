@@ -12,7 +12,7 @@ from common.measure.memory import peak_memory
 from common.metric_names import THROUGHPUT, TRAINING_SECONDS
 from common.objective import PREFIXES, Split
 from common.run_directory.records import Flags, RunConfig
-from common.system.platforms import command_line
+from common.system.platforms.commands import command_line
 from common.track.names import PEAK, metric_named, precision_name
 
 # The Hub's name of a task, by a key that only the descriptions of models of that task have.

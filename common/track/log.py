@@ -24,7 +24,7 @@ from common.objective import PREFIXES, Split
 from common.run_directory.records import METRICS_FILE, RunConfig
 from common.storage.files import open_to_append, write_text
 from common.storage.json_files import json_safe, read_lines
-from common.system.platforms import quoted
+from common.system.platforms.commands import quoted
 from common.track import report
 from common.track.pending_row import PendingRow
 from common.track.recorded_media import RecordedMedia

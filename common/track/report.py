@@ -25,7 +25,7 @@ from common.output.tables import print_facts
 from common.run_directory.init_from import origin_of_local
 from common.run_directory.records import RunConfig
 from common.system.launch_variables import is_main_rank
-from common.system.platforms import system_limits
+from common.system.platforms.messages import system_limits
 from common.system.wording import counted
 from common.track.names import METRICS, metric_named, precision_name
 from common.track.trackers.tracker import Command

@@ -15,7 +15,7 @@ from common.measure import memory
 from common.run_directory.records import CONFIG
 from common.system.devices import is_accelerator
 from common.system.launcher import launcher_command
-from common.system.platforms import command_line
+from common.system.platforms.commands import command_line
 
 END_OTHER_PROGRAMS = "end other programs that take up memory (on a GPU: the memory of the GPU)"
 

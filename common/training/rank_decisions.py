@@ -19,7 +19,7 @@ from common.ranks.agreement import (
     wait_for_ranks,
 )
 from common.system.launch_variables import is_main_rank
-from common.system.platforms import quoted
+from common.system.platforms.commands import quoted
 from common.training.sharding.accelerator import ShardingAccelerator
 from common.training.stop_request import StopRequest
 

@@ -8,15 +8,13 @@ from collections.abc import Callable
 from types import FrameType
 
 from common.errors import Preempted
-from common.system.platforms import (
-    HANGUP,
+from common.system.platforms.process_tree import (
     PARENT_ENDED,
-    STOP_SIGNAL_NAMES,
-    STOP_SIGNALS,
     WATCHES_PARENT,
     is_orphan,
     signal_when_parent_ends,
 )
+from common.system.platforms.signals import HANGUP, STOP_SIGNAL_NAMES, STOP_SIGNALS
 
 # A handler of a signal, as `signal.getsignal` returns it: a function, a constant such as SIG_DFL,
 # or None if C code installed the handler.

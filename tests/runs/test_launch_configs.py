@@ -92,7 +92,7 @@ def test_file_becomes_a_launch_command(path: Path) -> None:
 @pytest.mark.slow
 def test_cpu_file_gives_one_process_on_all_cores(runner: Runner, odd_images: Path) -> None:
     """`cpu.yaml` starts one process on the CPU that uses each core it may use."""
-    from common.system.platforms import usable_cores
+    from common.system.platforms.limits import usable_cores
 
     flags = ("--dataset", odd_images, "--max-steps", 1, "--batch-size", 16, "--tracker", "none")
     run = runner.run("mnist_mlp", *flags, launcher="cpu", all_cores=True)
@@ -104,7 +104,7 @@ def test_cpu_file_gives_one_process_on_all_cores(runner: Runner, odd_images: Pat
 
 def test_bare_launch_uses_all_cores(learned_mlp: Finished) -> None:
     """A bare `accelerate launch` exports one thread; the recipe uses all cores all the same."""
-    from common.system.platforms import usable_cores
+    from common.system.platforms.limits import usable_cores
 
     assert learned_mlp.config["environment"]["threads_per_process"] == usable_cores()
 
@@ -127,7 +127,7 @@ def test_multi_cpu_file_gives_two_processes_that_end_together(
 
     Both save and end when the launcher gets SIGTERM.
     """
-    from common.system.platforms import usable_cores
+    from common.system.platforms.limits import usable_cores
 
     directory = tmp_path / "run"
     folder = tmp_path / "recorded"

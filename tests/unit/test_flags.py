@@ -28,7 +28,7 @@ from common.flags import (
     stated_metadata,
 )
 from common.storage.json_files import json_safe
-from common.system.platforms import quoted
+from common.system.platforms.commands import quoted
 from tests.launch import RECIPES
 from tests.unit.recipes import config_class, kind_of
 

@@ -18,7 +18,7 @@ from common.data.samples import Samples
 from common.data.workers.pool import PREFETCHED, Workers
 from common.data.workers.watch import WorkerNames
 from common.errors import LostProcessError, UserError
-from common.system.platforms import usable_cores, worker_start_method
+from common.system.platforms.limits import usable_cores, worker_start_method
 from common.system.wording import counted, listed
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import re
 from typing import NamedTuple
 
 from common.errors import UserError
-from common.system.platforms import quoted, with_posix_command
+from common.system.platforms.commands import quoted, with_posix_command
 from common.system.wording import counted
 
 SEPARATORS = (",", ";", "\t", "|")

@@ -2,7 +2,7 @@
 
 from common.data.workers.watch import Watch, WorkerNames
 from common.errors import LostProcessError, UserError
-from common.system.platforms import descriptor_limit
+from common.system.platforms.limits import descriptor_limit
 
 # A part of the error that torch raises if a DataLoader's worker was killed or has exited.
 WORKER_GONE = "DataLoader worker (pid"

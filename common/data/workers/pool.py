@@ -35,7 +35,8 @@ from common.errors import LostProcessError, UserError
 from common.failures.error_causes import is_out_of_memory
 from common.system import devices
 from common.system.allocator import HEAP
-from common.system.platforms import stop_signals_held_back, worker_start_method
+from common.system.platforms.limits import worker_start_method
+from common.system.platforms.signals import stop_signals_held_back
 
 PATIENCE = 180.0  # seconds to wait for one batch, unless a run says otherwise
 PREFETCHED = 2  # batches that each worker makes in advance

@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 
 from common.data.workers.transport import prepare_worker
 from common.system.allocator import HEAP
-from common.system.platforms import CHILD_ENDED, STOP_SIGNALS
+from common.system.platforms.signals import CHILD_ENDED, STOP_SIGNALS
 
 KILL_SECONDS = 5.0  # seconds that this process waits for a killed worker to be gone
 

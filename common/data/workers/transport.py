@@ -14,7 +14,11 @@ import torch
 from torch.multiprocessing.reductions import reduce_storage
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from common.system.platforms import descriptor_limit, open_descriptors, raise_descriptor_limit
+from common.system.platforms.limits import (
+    descriptor_limit,
+    open_descriptors,
+    raise_descriptor_limit,
+)
 
 SHARED_MEMORY = Path("/dev/shm")
 # The process that receives batches holds a file descriptor for each tensor in shared memory. So

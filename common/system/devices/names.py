@@ -4,7 +4,7 @@ import torch
 
 from common.system.devices.backend import call_with_device
 from common.system.devices.selection import is_accelerator
-from common.system.platforms import usable_cores
+from common.system.platforms.limits import usable_cores
 from common.system.processor import processor_name
 
 

@@ -11,7 +11,8 @@ import psutil
 from common.run_directory.records import CONFIG
 from common.run_directory.status import read_status
 from common.storage.files import open_to_append
-from common.system.platforms import own_group_arguments, parent_watch_variables, polite_stop_signal
+from common.system.platforms.process_tree import own_group_arguments, parent_watch_variables
+from common.system.platforms.signals import polite_stop_signal
 from common.tools.compare.readers.directory import read_directory
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.launching.endings import ending_in_words

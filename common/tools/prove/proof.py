@@ -16,7 +16,7 @@ from common.console.messages import CONSOLE
 from common.errors import UserError
 from common.failures.sentences import writing
 from common.system.clock import current_time
-from common.system.platforms import command_line, shown_path
+from common.system.platforms.commands import command_line, shown_path
 from common.tools.prove.checks import CHECKS, repeating
 from common.tools.prove.checks.base import Check
 from common.tools.prove.proof_runs.bench import Bench, RunFailedError

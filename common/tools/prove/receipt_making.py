@@ -7,7 +7,8 @@ from common.run_directory.provenance import saved_attempts
 from common.run_directory.stored_run import StoredRun
 from common.storage.digests import sha256_of_file
 from common.system.git import ask_git, commit_of
-from common.system.platforms import command_line, usable_cores
+from common.system.platforms.commands import command_line
+from common.system.platforms.limits import usable_cores
 from common.system.processor import processor_name
 from common.tools.prove.proof_runs.bench import Bench, RunSpec
 from common.tools.prove.proof_runs.recipe_flags import flag_words

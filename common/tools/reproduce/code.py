@@ -21,7 +21,7 @@ from common.run_directory.provenance import LIBRARY
 from common.run_directory.records import ATTEMPTS, CONFIG, PROVENANCE, CodeTree
 from common.storage.digests import sha256_of_file, shown_digest
 from common.system.git import ask_git, git_environment, repository_of
-from common.system.platforms import quoted
+from common.system.platforms.commands import quoted
 from common.tools.reproduce.compared_run import NO_FOLDER, ComparedRun
 
 CURRENT_CODE = "or add --current-code, which runs the code as it is now"

@@ -61,7 +61,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def publish(directory: Path, folder: Path) -> None:
     """Publish a run into a folder, and say so."""
     from common.console import say
-    from common.system.platforms import quoted, shown_path
+    from common.system.platforms.commands import quoted, shown_path
     from common.tools.reproduce.publishing import publish_run
 
     publish_run(directory, folder)

@@ -9,7 +9,7 @@ import torch
 from common.run_directory.directory import INITIAL
 from common.run_directory.provenance import LIBRARY, NUMERIC_VARIABLES
 from common.run_directory.records import CONFIG, Environment
-from common.system.platforms import command_line
+from common.system.platforms.commands import command_line
 from common.tools.launching.command import FSDP2_VARIABLES, command_of_run, options_for
 from common.tools.reproduce.code import RestoredCode
 from common.tools.reproduce.compared_run import ComparedRun

@@ -6,7 +6,7 @@ from pathlib import Path
 from common.console import say
 from common.output.tables import print_facts, print_table
 from common.storage.digests import shown_digest
-from common.system.platforms import shown_path
+from common.system.platforms.commands import shown_path
 from common.system.wording import counted
 from common.tools.reproduce.compared_run import ComparedRun
 from common.tools.reproduce.comparison_in_words import (

@@ -11,7 +11,7 @@ from common.errors import UserError
 from common.failures.sentences import writing
 from common.run_directory.records import CONFIG
 from common.system.clock import current_time
-from common.system.platforms import command_line, shown_path
+from common.system.platforms.commands import command_line, shown_path
 from common.tools.launching.launched_run import LaunchedRun
 from common.tools.launching.stopping import stoppable
 from common.tools.reproduce.code import RestoredCode, code_of_run

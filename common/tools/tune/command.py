@@ -18,7 +18,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.flags import check_number
-from common.system.platforms import command_line
+from common.system.platforms.commands import command_line
 from common.tools.parser import tool_parser
 from common.tools.tune.settings import SearchSettings
 

@@ -19,7 +19,8 @@ from common.flags import field_name, role_of, spelled
 from common.metric_names import EPOCH
 from common.run_directory.records import Flags
 from common.storage.files import SUPERSEDED
-from common.system.platforms import rename_path, split_words
+from common.system.platforms.commands import split_words
+from common.system.platforms.files import rename_path
 from common.tools.compare.readers.directory import read_directory
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.recipe import Recipe

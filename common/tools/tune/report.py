@@ -10,7 +10,7 @@ from common.console import say
 from common.errors import UserError
 from common.flags import spelled
 from common.run_directory.records import CONFIG
-from common.system.platforms import command_line, shown_path
+from common.system.platforms.commands import command_line, shown_path
 from common.system.wording import counted
 from common.tools.compare.comparison import compare
 from common.tools.compare.readers.directory import read_directory

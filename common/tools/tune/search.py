@@ -17,7 +17,7 @@ from common.console import say
 from common.errors import UserError
 from common.objective import Objective
 from common.run_directory.status import read_status
-from common.system.platforms import command_line, quoted, shown_path
+from common.system.platforms.commands import command_line, quoted, shown_path
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.launching.command import command_of_run
 from common.tools.launching.launched_run import LaunchedRun

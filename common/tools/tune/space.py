@@ -10,7 +10,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from common.config import parse_config
 from common.errors import UserError
 from common.flags import field_name, role_of
-from common.system.platforms import split_words
+from common.system.platforms.commands import split_words
 from common.tools.flag_words import flags_with_values
 from common.tools.recipe import Recipe
 

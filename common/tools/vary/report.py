@@ -9,7 +9,7 @@ from common.errors import UserError
 from common.output.tables import Row, markdown_table, print_table
 from common.run_directory.records import MODEL_FOLDER
 from common.storage.files import write_text
-from common.system.platforms import shown_path
+from common.system.platforms.commands import shown_path
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.group_table import group_cells, has_repetitions
 from common.tools.compare.groups import SEED_FLAG, SEED_LABEL

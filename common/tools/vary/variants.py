@@ -18,7 +18,7 @@ from common.flags import check_number
 from common.run_directory.status import current_status
 from common.storage.digests import sha256_of_bytes
 from common.storage.files import LOCK
-from common.system.platforms import command_line, shown_path
+from common.system.platforms.commands import command_line, shown_path
 from common.system.wording import counted
 from common.tools.launching.command import command_of_run, options_for
 from common.tools.launching.folder import locked_folder_of_runs

@@ -9,7 +9,7 @@ from PIL import Image
 
 from common.metric_names import STEP
 from common.output.tables import markdown_table
-from common.system.platforms import quoted, shown_path
+from common.system.platforms.commands import quoted, shown_path
 from common.track.recorded_media import HistogramEntry, ImagesEntry, MediaEntry, TableEntry
 from common.track.trackers.tracker import Command, TrackedRun, Tracker, TrackerMissingError
 

@@ -18,7 +18,7 @@ from accelerate import tracking
 
 from common.console import warn
 from common.metric_names import STEP
-from common.system.platforms import quoted
+from common.system.platforms.commands import quoted
 from common.system.printable import with_restored_letters
 from common.track.flat_config import flat
 from common.track.recorded_media import HistogramEntry, ImagesEntry, MediaEntry, TableEntry

@@ -15,7 +15,7 @@ from common.measure.memory_plan import MemoryRows
 from common.measure.value_checks import Metrics
 from common.metric_names import STEP, TRAINING_LOSS
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective
-from common.system.platforms import quoted, shown_path
+from common.system.platforms.commands import quoted, shown_path
 from common.system.printable import with_restored_letters
 from common.track.flat_config import flat
 from common.track.names import SPLITS

@@ -10,7 +10,7 @@ from common.checkpoints.folders import best_name
 from common.errors import UserError
 from common.objective import Objective
 from common.run_directory.records import CHECKPOINTS_FOLDER
-from common.system.platforms import quoted
+from common.system.platforms.commands import quoted
 
 
 class BestState(TypedDict):

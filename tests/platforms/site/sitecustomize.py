@@ -7,8 +7,8 @@ The features are missing for this repository's code alone: `common`, the recipes
 Libraries and Python's own modules keep them, because their Linux versions need them. The
 differences:
 
-- ``sys.platform`` names the other system while `common.system.platforms` is imported, and only
-  then: torch loads its native libraries by it, and nothing else in `common` may ask for it.
+- ``sys.platform`` names the other system while `common.system.platforms.current` is imported, and
+  only then: torch loads its native libraries by it, and nothing else in `common` may ask for it.
 - Windows: ``fcntl`` and ``resource`` can't be imported; ``signal`` has the signals of Windows, with
   SIGBREAK at the number of SIGUSR1; `os` has no ``fork``, ``O_DIRECTORY`` and the like;
   folders can't be opened, nor what is open for reading alone be synced; a file that is open or
@@ -25,7 +25,6 @@ of Windows, paths with drives and backslashes, and all that libraries do there.
 
 import builtins
 import errno
-import importlib
 import importlib.abc
 import importlib.machinery
 import io
@@ -135,17 +134,15 @@ def hide_modules(names):
 
 
 class Renamed(importlib.abc.MetaPathFinder):
-    """Lets ``sys.platform`` name another system while `common.system.platforms` is imported."""
+    """Lets ``sys.platform`` name another system while one module of `common` is imported."""
 
     def find_spec(self, name, path=None, target=None):
-        if name != "common.system.platforms":
+        if name != "common.system.platforms.current":
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module
 
         def exec_module(module):
-            for name in ("multiprocessing", "subprocess", "threading", "shlex"):
-                importlib.import_module(name)  # those for Linux, before the name changes
             real_platform = sys.platform
             sys.platform = SYSTEM_NAMES[PLATFORM]
             try:

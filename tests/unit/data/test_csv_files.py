@@ -16,7 +16,7 @@ from common.data.reading.csv_files import Dialect, check_encoding, find_dialect
 from common.data.reading.tables import Tables
 from common.data.sources import find_named
 from common.errors import UserError
-from common.system import platforms
+from common.system.platforms import current
 from tests.unit.data.loading import refusal
 
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-32")
@@ -92,7 +92,7 @@ def test_advice_names_only_commands_of_the_system(
     content: bytes, is_windows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command can be pasted, whatever characters the path has."""
-    monkeypatch.setattr(platforms, "IS_WINDOWS", is_windows)
+    monkeypatch.setattr(current, "IS_WINDOWS", is_windows)
     path = tmp_path / "my reviews.csv"
     path.write_bytes(content)
     message = refusal(lambda: find_dialect(str(path)))

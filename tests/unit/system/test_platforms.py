@@ -27,7 +27,14 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from common.failures.disk_errors import advice_for, is_disk_error
 from common.storage.files import replacing, write_text
-from common.system import platforms
+from common.system.platforms import (
+    commands,
+    current,
+    files,
+    limits,
+    messages,
+    signals,
+)
 from common.system.printable import PLAIN
 from tests.launch import REPOSITORY
 
@@ -73,9 +80,9 @@ def dotted(node: ast.AST) -> str:
 # Rules for all source files.
 
 
-def test_one_module_knows_the_system() -> None:
+def test_one_package_knows_the_system() -> None:
     """Other modules neither ask for the system nor use functions that some systems lack."""
-    names_of_systems = {name for name in vars(platforms) if name.startswith("IS_")} | {"SYSTEM"}
+    names_of_systems = {name for name in vars(current) if name.startswith("IS_")} | {"SYSTEM"}
     lacking = {
         "sys.platform",
         "os.name",
@@ -96,7 +103,7 @@ def test_one_module_knows_the_system() -> None:
         "shlex.split",
     }
     for place, node in nodes(COMMON):
-        if place.startswith("common/system/platforms.py"):
+        if place.startswith("common/system/platforms/"):
             continue
         if isinstance(node, ast.Attribute):
             name = dotted(node)
@@ -153,7 +160,7 @@ def test_unprintable_letters_are_escaped() -> None:
 # Files.
 
 
-@pytest.mark.parametrize("move", [platforms.rename_path, platforms.replace_file])
+@pytest.mark.parametrize("move", [files.rename_path, files.replace_file])
 def test_moving_an_open_file_waits(move: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """Some systems refuse it for a moment. On others, a refusal is an error at once."""
     real = os.rename
@@ -166,12 +173,12 @@ def test_moving_an_open_file_waits(move: Any, tmp_path: Path, monkeypatch: Any) 
             raise PermissionError(errno.EACCES, "it is open")
         real(source, target)
 
-    monkeypatch.setattr(platforms, "os", SimpleNamespace(rename=busy, replace=busy))
+    monkeypatch.setattr(files, "os", SimpleNamespace(rename=busy, replace=busy))
     (tmp_path / "a").touch()
     with pytest.raises(PermissionError):
         move(tmp_path / "a", tmp_path / "b")
     assert refusals == 2
-    monkeypatch.setattr(platforms, "CAN_MOVE_OPEN_FILES", False)
+    monkeypatch.setattr(files, "CAN_MOVE_OPEN_FILES", False)
     move(tmp_path / "a", tmp_path / "b")
     assert (tmp_path / "b").exists()
 
@@ -179,8 +186,8 @@ def test_moving_an_open_file_waits(move: Any, tmp_path: Path, monkeypatch: Any) 
 def test_file_that_stays_open_is_an_error(tmp_path: Path, monkeypatch: Any) -> None:
     """The error comes after some seconds, and the file stays unchanged."""
     write_text(tmp_path / "status.json", "before")
-    monkeypatch.setattr(platforms, "CAN_MOVE_OPEN_FILES", False)
-    monkeypatch.setattr(platforms, "MOVE_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(files, "CAN_MOVE_OPEN_FILES", False)
+    monkeypatch.setattr(files, "MOVE_PATIENCE_SECONDS", 0.1)
 
     def refuse(source: Path, target: Path) -> None:
         raise PermissionError(errno.EACCES, "it is open")
@@ -202,13 +209,13 @@ def test_folders_are_synced_where_possible(tmp_path: Path, monkeypatch: Any) -> 
         return real(path, flags)
 
     functions = {name: getattr(os, name) for name in ("O_RDONLY", "rename", "fsync", "close")}
-    monkeypatch.setattr(platforms, "os", SimpleNamespace(**functions, open=opening))
+    monkeypatch.setattr(files, "os", SimpleNamespace(**functions, open=opening))
     with replacing(tmp_path / "whole") as unfinished:
         (unfinished / "file").touch()
     assert [path.name for path, _ in opened] == ["file", "whole.unfinished", tmp_path.name]
     opened.clear()
-    monkeypatch.setattr(platforms, "CAN_SYNC_FOLDERS", False)
-    monkeypatch.setattr(platforms, "SYNC_MODE", os.O_RDWR)
+    monkeypatch.setattr(files, "CAN_SYNC_FOLDERS", False)
+    monkeypatch.setattr(files, "SYNC_MODE", os.O_RDWR)
     with replacing(tmp_path / "whole") as unfinished:
         (unfinished / "file").touch()
     assert [(path.name, flags) for path, flags in opened] == [("file", os.O_RDWR)]
@@ -226,9 +233,9 @@ def test_drive_flushes_its_cache(
         if is_refused:
             raise OSError(errno.ENOTSUP, "not here")
 
-    monkeypatch.setattr(platforms, "fcntl", SimpleNamespace(F_FULLFSYNC=51, fcntl=control))
+    monkeypatch.setattr(files, "fcntl", SimpleNamespace(F_FULLFSYNC=51, fcntl=control))
     monkeypatch.setattr(os, "fsync", lambda descriptor: sync_calls.append("fsync"))
-    platforms.sync(tmp_path)
+    files.sync(tmp_path)
     assert sync_calls == (["full", "fsync"] if is_refused else ["full"])
 
 
@@ -241,14 +248,14 @@ def test_text_has_the_same_bytes_everywhere(tmp_path: Path, monkeypatch: Any) ->
 
 def test_lock_is_tested_by_taking_it(tmp_path: Path, monkeypatch: Any) -> None:
     """This is for systems without shared locks. The lock file stays in place."""
-    monkeypatch.setattr(platforms, "fcntl", None)
+    monkeypatch.setattr(files, "fcntl", None)
     lock_file = tmp_path / ".lock"
-    assert not platforms.is_unlocked(lock_file)
+    assert not files.is_unlocked(lock_file)
     lock_file.touch()
-    assert platforms.is_unlocked(lock_file)
+    assert files.is_unlocked(lock_file)
     assert lock_file.exists()
     with FileLock(lock_file):
-        assert not platforms.is_unlocked(lock_file)
+        assert not files.is_unlocked(lock_file)
 
 
 # Processes and signals.
@@ -256,19 +263,19 @@ def test_lock_is_tested_by_taking_it(tmp_path: Path, monkeypatch: Any) -> None:
 
 def test_only_existing_signals_are_named() -> None:
     """They are looked up by number, and each has its name to print."""
-    assert platforms.signals_named(["SIGINT", "SIGNONE"]) == {signal.SIGINT: "SIGINT"}
-    assert platforms.STOP_SIGNAL_NAMES[signal.SIGTERM] == "SIGTERM"
+    assert signals.signals_named(["SIGINT", "SIGNONE"]) == {signal.SIGINT: "SIGINT"}
+    assert signals.STOP_SIGNAL_NAMES[signal.SIGTERM] == "SIGTERM"
 
 
 def test_workers_start_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers fork on Linux only, unless the program chose a method."""
     monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: None)
-    monkeypatch.setattr(platforms, "IS_LINUX", True)
-    assert platforms.worker_start_method() == "fork"
-    monkeypatch.setattr(platforms, "IS_LINUX", False)
-    assert platforms.worker_start_method() == "spawn"
+    monkeypatch.setattr(current, "IS_LINUX", True)
+    assert limits.worker_start_method() == "fork"
+    monkeypatch.setattr(current, "IS_LINUX", False)
+    assert limits.worker_start_method() == "spawn"
     monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: "forkserver")
-    assert platforms.worker_start_method() == "forkserver"
+    assert limits.worker_start_method() == "forkserver"
 
 
 @pytest.mark.parametrize(("method", "is_held_back"), [("spawn", True), ("fork", False)])
@@ -278,10 +285,10 @@ def test_spawned_process_receives_no_request_to_stop(
     """It cannot ignore one yet. This process handles the signal once the other has started."""
     received: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
-    monkeypatch.setattr(platforms, "worker_start_method", lambda: method)
+    monkeypatch.setattr(signals, "worker_start_method", lambda: method)
     code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     try:
-        with platforms.stop_signals_held_back():
+        with signals.stop_signals_held_back():
             answer = subprocess.check_output([sys.executable, "-c", code], encoding="utf-8")
             signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
             assert received == ([] if is_held_back else [signal.SIGTERM])
@@ -295,11 +302,11 @@ def test_end_of_the_parent_is_noticed_without_the_kernel(tmp_path: Path) -> None
     """A thread checks for it."""
     child = (
         "import signal, sys, threading\n"
-        "from common.system import platforms\n"
-        "platforms.IS_LINUX, platforms.PARENT_LOOK_SECONDS = False, 0.05\n"
+        "from common.system.platforms import current, process_tree\n"
+        "current.IS_LINUX, process_tree.PARENT_LOOK_SECONDS = False, 0.05\n"
         "came = threading.Event()\n"
-        "signal.signal(platforms.PARENT_ENDED, lambda *_: came.set())\n"
-        "platforms.signal_when_parent_ends()\n"
+        "signal.signal(process_tree.PARENT_ENDED, lambda *_: came.set())\n"
+        "process_tree.signal_when_parent_ends()\n"
         "print('ready', flush=True)\n"
         "if came.wait(30):\n"
         "    open(sys.argv[1], 'w', encoding='utf-8').write('noticed')\n"
@@ -329,8 +336,8 @@ def wait_until_written(path: Path) -> None:
 @given(st.lists(st.text(st.characters(exclude_characters="\x00", codec="utf-8"))))
 def test_posix_command_can_be_pasted(words: list[str]) -> None:
     """The shell and `split_words` give back the same words."""
-    assert shlex.split(platforms.command_line(words)) == words
-    assert platforms.split_words(platforms.command_line(words)) == words
+    assert shlex.split(commands.command_line(words)) == words
+    assert commands.split_words(commands.command_line(words)) == words
 
 
 @pytest.mark.parametrize(
@@ -345,9 +352,9 @@ def test_windows_command_can_be_pasted(
     words: list[str], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There, backslashes belong to paths, and single quotes mean nothing."""
-    monkeypatch.setattr(platforms, "IS_WINDOWS", True)
-    assert platforms.command_line(words) == line
-    assert platforms.split_words(line) == words
+    monkeypatch.setattr(current, "IS_WINDOWS", True)
+    assert commands.command_line(words) == line
+    assert commands.split_words(line) == words
 
 
 def test_path_on_another_drive_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +365,7 @@ def test_path_on_another_drive_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(os.path, "relpath", refuse)
     path = Path("/other/runs").absolute()
-    assert platforms.shown_path(path) == str(path)
+    assert commands.shown_path(path) == str(path)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +388,7 @@ def test_path_is_relative_only_inside_the_current_folder(
     folders = {"here": str(tmp_path / "here"), "parent": str(tmp_path)}
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    assert platforms.shown_path(Path(path.format(**folders))) == shown.format(**folders)
+    assert commands.shown_path(Path(path.format(**folders))) == shown.format(**folders)
 
 
 # Messages of the system.
@@ -390,7 +397,7 @@ def test_path_is_relative_only_inside_the_current_folder(
 def test_meaningless_messages_match_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows has one message for all network errors, and another for a full disk."""
     monkeypatch.setattr(os, "strerror", lambda number: "Unknown error")
-    assert platforms.error_texts(errno.EPIPE, errno.EDQUOT) == ()
+    assert messages.error_texts(errno.EPIPE, errno.EDQUOT) == ()
     monkeypatch.undo()
     full = "There is not enough space on the disk. (os error 112)"
     assert is_disk_error(RuntimeError(full))
@@ -413,9 +420,9 @@ def test_missing_features_are_listed_in_one_line(
     is_linux: bool, can_sync: bool, names: list[str], lacking: int, monkeypatch: Any
 ) -> None:
     """Linux lacks none."""
-    monkeypatch.setattr(platforms, "IS_LINUX", is_linux)
-    monkeypatch.setattr(platforms, "CAN_SYNC_FOLDERS", can_sync)
-    monkeypatch.setattr(platforms, "STOP_SIGNAL_NAMES", dict(enumerate(names)))
-    line = platforms.system_limits()
+    monkeypatch.setattr(current, "IS_LINUX", is_linux)
+    monkeypatch.setattr(files, "CAN_SYNC_FOLDERS", can_sync)
+    monkeypatch.setattr(signals, "STOP_SIGNAL_NAMES", dict(enumerate(names)))
+    line = messages.system_limits()
     assert (line is None) == (lacking == 0)
     assert len([] if line is None else line.split("; ")) == lacking

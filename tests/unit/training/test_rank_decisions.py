@@ -15,7 +15,7 @@ import torch
 
 from common.checkpoints.save_failure import OtherRankError, SaveFailure
 from common.errors import Preempted, ReplacedDirectoryError, TrainingError
-from common.system.platforms import STOP_SIGNALS
+from common.system.platforms.signals import STOP_SIGNALS
 from common.training import rank_decisions
 from common.training.rank_decisions import RankDecisions
 from common.training.stop_request import StopRequest

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.system.platforms import PARENT_ENDED, STOP_SIGNALS
+from common.system.platforms.process_tree import PARENT_ENDED
+from common.system.platforms.signals import STOP_SIGNALS
 from common.training import stop_request
 from common.training.stop_request import StopRequest
 

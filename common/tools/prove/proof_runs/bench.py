@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.run_directory.status import read_status
-from common.system.platforms import command_line
+from common.system.platforms.commands import command_line
 from common.tools.prove.observation.launch_plan import PlannedInterruption, ProbePlan
 from common.tools.prove.proof_runs.launching import (
     LaunchResult,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from common.system.platforms import own_group_arguments, parent_watch_variables
+from common.system.platforms.process_tree import own_group_arguments, parent_watch_variables
 from common.tools.launching.command import launch_command, options_for
 from common.tools.launching.endings import ERROR, ending_in_words
 from common.tools.prove.observation.launch_plan import ProbePlan

@@ -24,9 +24,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from common.system.platforms import (
+from common.system.platforms.limits import can_fork_with_threads
+from common.system.platforms.process_tree import (
     begin_session,
-    can_fork_with_threads,
     fork,
     own_group_arguments,
     signal_when_parent_ends,

@@ -1,0 +1,1 @@
+"""What the operating system offers. Only this package knows which system it is."""
