@@ -57,6 +57,7 @@ def test_validation_figures_count(
     [
         ("cifar10-ablation.json", "val/accuracy"),
         ("cifar10-speedrun-ablation.json", "test/accuracy_tta"),
+        ("cifar10-together-ablation.json", "test/accuracy_tta"),
     ],
 )
 def test_table_of_the_page_is_that_of_the_results(file_name: str, figure: str) -> None:
