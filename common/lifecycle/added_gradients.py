@@ -23,9 +23,12 @@ class AddedGradients:
         self.names: list[str] = []  # parameters to whose gradients the backward pass has added
 
     def watch(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Watch the parameters of this mapping whose gradients are left."""
+        """Watch the parameters of this mapping whose gradients are left.
+
+        A parameter that is frozen now gets no gradient in the next backward pass.
+        """
         for name, parameter in parameters.items():
-            if has_gradient(parameter):
+            if parameter.requires_grad and has_gradient(parameter):
                 hook: Callable[[torch.Tensor], None] = partial(self.note, name, parameter)
                 self.hooks[name] = parameter.register_hook(hook)
 
