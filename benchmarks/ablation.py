@@ -116,6 +116,11 @@ def figure_of(run: dict[str, Any], name: str) -> float:
     raise SystemExit(f"a run has no {name}: change the plan's figure")
 
 
+def figures_of(plan: dict[str, Any], variant: str, name: str) -> list[float]:
+    """Return a figure of each run of a variant, in percent."""
+    return [figure_of(run, name) for run in plan["runs"].get(variant, [])]
+
+
 def as_markdown(plan: dict[str, Any], name: str) -> str:
     """Return a table of the variants: mean figures, and what each differs by from the first.
 
@@ -128,10 +133,10 @@ def as_markdown(plan: dict[str, Any], name: str) -> str:
     from benchmarks.harness.text_tables import markdown_table
 
     reference = next(iter(plan["variants"]))
-    reference_mean = mean(figure_of(run, name) for run in plan["runs"][reference])
+    reference_mean = mean(figures_of(plan, reference, name))
     rows = [["variant", name, "difference", "deviation", "seeds", "CPU seconds"]]
     for variant, runs in plan["runs"].items():
-        figures = [figure_of(run, name) for run in runs]
+        figures = figures_of(plan, variant, name)
         if not figures:
             continue
         # Adding 0 turns -0.00 into 0.00.
@@ -162,7 +167,7 @@ def chance_in_words(plan: dict[str, Any], name: str) -> str | None:
 
     reference, *others = plan["variants"]
     variants = [variant for variant in others if plan["runs"].get(variant)]
-    sample = Sample.of([figure_of(run, name) for run in plan["runs"][reference]])
+    sample = Sample.of(figures_of(plan, reference, name))
     has_single_runs = all(len(plan["runs"][variant]) == 1 for variant in variants)
     if not variants or not has_single_runs or not sample.deviation:
         return None
@@ -186,13 +191,11 @@ def intervals_in_words(plan: dict[str, Any], name: str) -> list[str]:
     reference, *others = plan["variants"]
     variants = [variant for variant in others if len(plan["runs"].get(variant, [])) > 1]
     confidence = simultaneous_confidence(len(variants))
-    samples = {
-        variant: Sample.of([figure_of(run, name) for run in plan["runs"][variant]])
-        for variant in [reference, *variants]
-    }
+    reference_sample = Sample.of(figures_of(plan, reference, name))
     sentences = []
     for variant in variants:
-        interval = welch_interval(samples[reference], samples[variant], confidence)
+        sample = Sample.of(figures_of(plan, variant, name))
+        interval = welch_interval(reference_sample, sample, confidence)
         if interval is not None:
             sentences.append(
                 f"{variant}: the difference is {interval.difference:+.2f} points, with a 95 % "

@@ -12,8 +12,8 @@ With `--speedrun`, the variants are those of the speedrun: ten epochs with all t
 published runs of the speedrun are the baseline. The figures are those of test data, as there, and
 describe what each idea brings. A run takes about ten minutes, so the default is one seed.
 
-With `--speedrun --together`, one variant lacks all ideas at once whose effects are too small to
-show alone. The default is three seeds.
+With `--speedrun --together`, there is one variant. It lacks all ideas whose effects are too small
+to show alone. The default is three seeds.
 
 Test-time augmentation is the exception: the recipe uses it for its last evaluation alone, so one
 variant adds it to the evaluations on validation data.

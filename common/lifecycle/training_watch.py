@@ -36,7 +36,7 @@ class TrainingWatch:
         self.has_trained = False  # whether an optimizer has made a step that had gradients
         # The number of steps of each scheduler of `run.plan.schedule` before the loop.
         self.first_counts: dict[LambdaLR, int] = {}
-        self.checked_updates = 0  # of this process, counted up to 2
+        self.updates = 0  # of this process
         self.added_gradients = AddedGradients()
         self.updates_with_training = 0  # counted up to 2
 
@@ -69,12 +69,11 @@ class TrainingWatch:
         Raises:
             UserError: the loop clips gradients before there are any.
         """
-        if self.checked_updates < 2:
-            self.checked_updates += 1
-            if self.checked_updates == 1:
-                self.check_first_update(started)
-            else:
-                self.check_second_update()
+        self.updates += 1
+        if self.updates == 1:
+            self.check_first_update(started)
+        elif self.updates == 2:
+            self.check_second_update()
         self.check_schedule()
 
     def check_first_update(self, started: StartedRun) -> None:

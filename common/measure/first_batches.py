@@ -97,11 +97,9 @@ class FirstBatches:
         figures_twice = comparable_figures(twice, finish)
         return [
             name
-            for name, value in figures_once.items()
-            if name in figures_twice
-            and has_ratio(value, figures_twice[name], 0.5, error_of(name))
+            for name in names_with_ratio(figures_once, figures_twice, 0.5)
             # Two batches may have the same whole number of hits by chance.
-            and (name == "loss" or not is_whole(once[name]))
+            if name == "loss" or not is_whole(once[name])
         ]
 
     def totals_for_means(self) -> list[str]:
@@ -117,11 +115,9 @@ class FirstBatches:
             return []
         return [
             name
-            for name, value in once.means.items()
-            if name in twice.means
-            and has_ratio(value, twice.means[name], 2, error_of(name))
+            for name in names_with_ratio(once.means, twice.means, 2)
             # The second batch may have four times the hits, twice their share, by chance.
-            and (name == "loss" or not is_share(value, count))
+            if name == "loss" or not is_share(once.means[name], count)
         ]
 
     def wrong_counts(self, batch_sizes: Sequence[int], finish: Finish | None) -> dict[str, float]:
@@ -156,17 +152,15 @@ def is_wrong_recorded_count(once: BatchMeans, twice: BatchMeans, batch_size: int
     Args:
         batch_size: the samples of the first batch.
     """
-    count = float(once.count)
-    if not count or count != float(twice.count):
+    if not has_same_count(once, twice):
         return False
+    count = float(once.count)
     sizes_double = any(2 * size == twice.sizes.get(name) for name, size in once.sizes.items())
     # The mean over generated samples mostly differs between the batches. Shares of hits may agree
     # by chance.
     has_same_means = any(
-        name in twice.means
-        and has_ratio(value, twice.means[name], 1, RATIO_ERROR)
-        and (name == "loss" or not is_share(value, count))
-        for name, value in once.means.items()
+        name == "loss" or not is_share(once.means[name], count)
+        for name in names_with_ratio(once.means, twice.means, 1, error_of_loss=RATIO_ERROR)
     )
     has_too_many = count > batch_size and has_same_means
     return is_one_for_several(count, batch_size) or has_too_many or sizes_double
@@ -178,16 +172,19 @@ def is_wrong_added_count(once: BatchTotals, twice: BatchTotals, batch_size: int)
     Args:
         batch_size: the samples of the first batch.
     """
-    count = float(once.count)
-    if not count or count != float(twice.count):
+    if not has_same_count(once, twice):
         return False
     totals_double = any(
-        name in twice.totals
-        and has_ratio(value, twice.totals[name], 2, error_of(name))
-        and (name == "loss" or not is_whole(value))
-        for name, value in once.totals.items()
+        name == "loss" or not is_whole(once.totals[name])
+        for name in names_with_ratio(once.totals, twice.totals, 2)
     )
-    return is_one_for_several(count, batch_size) or totals_double
+    return is_one_for_several(float(once.count), batch_size) or totals_double
+
+
+def has_same_count(once: BatchMeans | BatchTotals, twice: BatchMeans | BatchTotals) -> bool:
+    """Whether both batches have the same count, and it is not 0."""
+    count = float(once.count)
+    return count != 0 and count == float(twice.count)
 
 
 def is_one_for_several(count: float, batch_size: int) -> bool:
@@ -214,9 +211,25 @@ def is_share(value: Value, count: float) -> bool:
     return 0 <= float(value) < 1 and abs(hits - round(hits)) <= RATIO_ERROR
 
 
-def error_of(name: str) -> float:
-    """Return the relative error of a figure, by its name, up to which a ratio counts as exact."""
-    return RATIO_ERROR_OF_LOSS if name == "loss" else RATIO_ERROR
+def names_with_ratio(
+    once: Mapping[str, Measured],
+    twice: Mapping[str, Measured],
+    ratio: float,
+    error_of_loss: float = RATIO_ERROR_OF_LOSS,
+) -> list[str]:
+    """Return the names of single numbers that change by a factor from one batch to the other.
+
+    Args:
+        once: the numbers of the first batch, by name.
+        twice: those of the second batch, which has each sample twice.
+        error_of_loss: the largest relative error of the factor for the loss.
+    """
+    names = []
+    for name, value in once.items():
+        error = error_of_loss if name == "loss" else RATIO_ERROR
+        if name in twice and has_ratio(value, twice[name], ratio, error):
+            names.append(name)
+    return names
 
 
 def has_ratio(value_before: Measured, value_after: Measured, ratio: float, error: float) -> bool:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # With fewer images, the start of workers would take longer than they save.
 MANY_IMAGES = 5000
 MAX_WORKERS = 32
-# The most images whose results travel together. With 64, preparing MNIST took 1.25 times as long:
-# each list costs the main process about a millisecond.
+# The most images whose results travel together. With 64, preparing MNIST took 1.2 times as long,
+# because each list costs time in both processes.
 IMAGES_AT_ONCE = 256
 ENCODED_AT_ONCE = 16  # the most encoded images that a process holds
 RESULT_BYTES = 2**26  # the most bytes of all results that wait in memory

@@ -76,8 +76,8 @@ def test_a_loop_without_training_ends_with_an_error(
         return
     assert isinstance(error, UserError)
     assert error.problem.startswith(problem)
-    advice = ["accelerator.backward(loss), then", "optimizer.step(), and only then"]
-    assert all(words in error.advice for words in advice)
+    advised_order = ["accelerator.backward(loss), then", "optimizer.step(), and only then"]
+    assert all(words in error.advice for words in advised_order)
     assert not (tmp_path / "run" / "model").exists()
 
 
