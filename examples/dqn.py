@@ -9,6 +9,7 @@ Result: 500 of 500 steps without a fall, in all episodes of the test data.
 One run with --num-threads 1: Python 3.11, torch 2.13, fp32, two cores of an AMD EPYC.
 """
 
+import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -172,7 +173,7 @@ def main(config: Config) -> None:
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
         bare_model = accelerator.unwrap_model(model)
-        target = build_model(config)[0].requires_grad_(False).to(run.device)
+        target = copy.deepcopy(bare_model).requires_grad_(False)
         replay = Replay(config.batch_size, config.buffer_size).to(run.device)
         run.keep(
             model=model, optimizer=optimizer, scheduler=scheduler, target=target, replay=replay

@@ -33,6 +33,14 @@ NO_GRADIENT_CAUSE = (
     "the loss depends on no parameter that is trained: set requires_grad of some parameters to "
     "True, and compute the loss without torch.no_grad(), .detach() or .item()"
 )
+# Torch's error for an operator that got a sharded weight and a whole tensor.
+MIXED_WITH_SHARDS = "got mixed torch.Tensor and DTensor"
+MIXED_WITH_SHARDS_CAUSE = (
+    "the weights of a sharded network (FSDP2) were combined with whole tensors, such as those of a "
+    "network that is not sharded: make a second network of the same shape by "
+    "copy.deepcopy(accelerator.unwrap_model(model)) after accelerator.prepare, which shards it, "
+    "too, or take whole weights by weight.full_tensor() on all processes"
+)
 # Texts of torch's errors about a label, a token or another index.
 INDEX_ERROR = re.compile(
     r"^(Target -?\d+ is out of bounds|index -?\d+ is out of bounds for dimension"
@@ -107,6 +115,8 @@ def likely_cause_of(error: BaseException) -> str | None:
         return NO_GRADIENT_CAUSE
     if not own_frames or not is_raised_by_torch(error, frames):
         return None
+    if MIXED_WITH_SHARDS in str(error):
+        return MIXED_WITH_SHARDS_CAUSE
     batch = tensors_of_batch(own_frames)
     if INDEX_ERROR.search(str(error)):
         return likely_cause_of_index(frames, batch)

@@ -232,7 +232,7 @@ def test_evaluation_of_shards(runner: Runner, odd_images: Path, sharded_mlp: Fin
 
 # Examples whose code does not mention shards: two networks, an average of the weights, tied
 # weights, images as outputs.
-WITHOUT_SHARDS = ("gan", "averaged", "lora", "character_model", "denoiser")
+WITHOUT_SHARDS = ("gan", "dqn", "averaged", "lora", "character_model", "denoiser")
 
 
 @pytest.mark.slow
@@ -296,6 +296,29 @@ def test_killed_shards_end_bit_equal(peaked: Path, runner: Runner, tmp_path: Pat
         assert json.loads((into / "summary.json").read_text())["progress/kept_step"] == 12
     assert final_weights(directory) == final_weights(whole.directory)
     assert rows_without_clock(directory) == rows_without_clock(whole.directory)
+
+
+@pytest.mark.slow
+def test_network_that_holds_a_sharded_one_is_exported(runner: Runner, tmp_path: Path) -> None:
+    """An `AveragedModel` is no sharded network itself, and is exported as on one process."""
+    script = REPOSITORY / "examples" / "averaged.py"
+    text = script.read_text(encoding="utf-8").replace("average.module", "average")
+    copy = tmp_path / "averaged.py"
+    copy.write_text(text, encoding="utf-8")
+    flags = ("--dataset", "digits", "--tracker", "none", "--max-steps", 2, "--hidden-sizes", 16)
+    flags = (*flags, "--mixup", 0, "--effective-batch-size", 128, "--mixed-precision", "no")
+    one, shards = (runner.run(copy, *flags, launcher=name) for name in ("fork", "two shards"))
+    assert "module.head.weight" in shards.weights()
+    assert_same_weights(one.weights(), shards.weights(), within=1e-5)
+
+
+def test_whole_tensors_beside_shards_are_explained(runner: Runner, tmp_path: Path) -> None:
+    """A second network that is not sharded can't take the weights of one that is."""
+    batches = "        for batch in run.batches(train_loader):\n"
+    line = "            build_model(config, data)[0].load_state_dict(model.state_dict())\n"
+    copy = edited("mnist_mlp", tmp_path, (batches, batches + line))
+    run = runner.run(copy, *MLP, "--max-steps", 2, launcher="two shards", succeeds=False)
+    assert "Likely cause: the weights of a sharded network (FSDP2) were combined" in run.errors
 
 
 @pytest.mark.slow

@@ -173,5 +173,6 @@ class ShardingAccelerator(Accelerator):
         """Return a network whose shapes and counts may be read, but not its values.
 
         For a sharded network, this is the copy on the meta device, and otherwise `model` itself.
+        One that only holds a sharded network, as an `AveragedModel` does, is not sharded itself.
         """
-        return model if self.sharder is None else self.sharder.skeletons[model]
+        return model if self.sharder is None else self.sharder.skeletons.get(model, model)
