@@ -37,6 +37,7 @@ def keep(
     if optimizer is None:
         raise missing_part_error("optimizer")
     for name, part in parts.items():
+        refuse_compiled_wrapper(name, part)
         bare_part = bare_optimizer(part)
         # These two functions change nothing about a part that is not an optimizer.
         turn_off_unfit_fused_kernel(bare_part, context.accelerator.device)
@@ -56,6 +57,25 @@ def keep(
         bare_model=context.accelerator.unwrap_model(model),
         optimizers=optimizers,
     )
+
+
+def refuse_compiled_wrapper(name: str, part: object) -> None:
+    """Raise a `UserError` if `torch.compile(...)` has wrapped a network or a layer of it.
+
+    The wrapper puts `_orig_mod` into the names of weights, in checkpoints and in the exported
+    model, which then fit only a model that is wrapped in the same way. `compile()` has no wrapper.
+    """
+    if not isinstance(part, nn.Module):
+        return
+    if any("_orig_mod" in module._modules for module in part.modules()):
+        raise UserError(
+            f"the {name} that run.keep(...) got is wrapped by torch.compile(...), so its weights "
+            "would have other names in checkpoints and in the exported model",
+            advice=(
+                "call compile_model(model, config), as the recipes do, or model.compile(): both "
+                "compile it in place"
+            ),
+        )
 
 
 def missing_part_error(name: str) -> UserError:

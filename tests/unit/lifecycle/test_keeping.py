@@ -43,6 +43,19 @@ def test_the_model_is_named_first() -> None:
         keep(context, None, None, {})
 
 
+@pytest.mark.parametrize("compiled", ["the model", "a layer"])
+def test_wrapper_of_torch_compile_is_refused(compiled: str) -> None:
+    """Such a wrapper would give the exported weights names that nothing else reads."""
+    network: Any = nn.Sequential(nn.Linear(1, 1))
+    if compiled == "the model":
+        network = torch.compile(network)
+    else:
+        network[0] = torch.compile(network[0])
+    context: Any = None
+    with pytest.raises(UserError, match=r"the model that .* is wrapped"):
+        keep(context, network, PARTS["optimizer"], {"model": network})
+
+
 class OwnOptimizer:
     """An optimizer that is not torch's, so the Accelerator can't prepare it."""
 
