@@ -43,6 +43,9 @@ if TYPE_CHECKING:  # importing it takes a second
 # The part that has the gradients which an update has left. A checkpoint lacks it if there are none.
 # A recipe can't give a part this name, because it is not a name in Python.
 LEFT_GRADIENTS = "left-gradients"
+# The name of the files with the rows of sharded tensors in parts of a rank. A part's name can't
+# begin with "rank-", and the other files of a rank have its number there.
+ROWS_OF_RANKS = "rank-rows"
 # The digits of a digest that are compared between ranks. They are hexadecimal, and fit into int64.
 COMPARED_DIGITS = 15
 
@@ -59,6 +62,7 @@ class Parts:
     def __init__(self, rank: int, mesh: "DeviceMesh | None") -> None:
         self.rank = rank
         self.mesh = mesh  # the ranks that the model is sharded over, if it is sharded
+        self.shard_count = mesh.size() if mesh else 1
         self.shared: dict[str, Stateful] = {}
         self.of_rank: dict[str, Stateful] = {}
         self.left_gradients = LeftGradients({})  # `add_left_gradients` replaces it
@@ -113,12 +117,15 @@ class Parts:
         else:
             self.of_rank[name] = part
 
-    def add_left_gradients(self) -> None:
-        """Save the gradients that updates leave in the networks which were added before."""
-        networks = {
+    def networks(self) -> dict[str, nn.Module]:
+        """Return the networks that were added, by name."""
+        return {
             name: part.module for name, part in self.shared.items() if isinstance(part, Network)
         }
-        self.left_gradients = LeftGradients(networks)
+
+    def add_left_gradients(self) -> None:
+        """Save the gradients that updates leave in the networks which were added before."""
+        self.left_gradients = LeftGradients(self.networks())
         self.shared[LEFT_GRADIENTS] = self.left_gradients
         self.compared_names.add(LEFT_GRADIENTS)
 
@@ -150,25 +157,17 @@ class Parts:
     def compare_over_ranks(self, accelerator: "Accelerator") -> None:
         """Find the shared parts whose states differ between ranks; called on all ranks.
 
-        Each rank has its own rows of a sharded tensor, so a part with such tensors is not compared.
+        Each rank has its own rows of a sharded tensor, so such tensors are not compared.
         """
         if accelerator.num_processes == 1:
             return
         names = sorted(self.compared_names)
         numbers = []
         for name in names:
-            state = self.shared[name].state_dict()
-            digest = "0" if self.has_shards(state) else digest_of_state(state)
+            digest = digest_of_state(without_shards(self.shared[name].state_dict()))
             numbers.append(int(digest[:COMPARED_DIGITS], base=16))
         positions = differing_positions(accelerator, numbers)
         self.differing_names = {names[position] for position in positions}
-
-    def has_shards(self, state: object) -> bool:
-        """Whether a state has a tensor that is sharded over ranks."""
-        if self.mesh is None:
-            return False
-        tensors, _ = pack(state)
-        return any(map(is_sharded, tensors.values()))
 
     def collect(self) -> Contents:
         """Return this rank's current state for a checkpoint; call `compare_over_ranks` before.
@@ -180,14 +179,16 @@ class Parts:
             self.collect_shared(contents)
         states = {name: part.state_dict() for name, part in self.of_rank.items()}
         states |= {name: self.shared[name].state_dict() for name in sorted(self.differing_names)}
-        # The tensors go into a file. The rest is JSON, which goes into the manifest.
+        # The tensors go into files. The rest is JSON, which goes into the manifest.
         tensors, contents.of_rank = pack(states)
-        contents.files[f"rank-{self.rank}.safetensors"] = tensors
+        rows = {name: value for name, value in tensors.items() if is_sharded(value)}
+        whole_tensors = {name: value for name, value in tensors.items() if name not in rows}
+        contents.files |= files_of_rank(ROWS_OF_RANKS, rows, self.rank, self.shard_count)
+        contents.files[f"rank-{self.rank}.safetensors"] = whole_tensors
         return contents
 
     def collect_shared(self, contents: Contents) -> None:
         """Add the shared parts to a checkpoint's contents: whole on rank 0, or this rank's rows."""
-        shards = self.mesh.size() if self.mesh else 1
         for name, part in self.shared.items():
             if name in self.differing_names:
                 continue
@@ -196,14 +197,15 @@ class Parts:
                 # A network has only tensors, so nothing of it goes into the manifest. But a resume
                 # looks for its name there.
                 contents.shared[name] = None
-                contents.lasting_files |= files_of_rank(f"frozen-{name}", frozen, self.rank, shards)
+                frozen_files = files_of_rank(f"frozen-{name}", frozen, self.rank, self.shard_count)
+                contents.lasting_files |= frozen_files
             else:
                 state = part.state_dict()
                 if name == LEFT_GRADIENTS and not state:
                     continue
                 tensors, json_values = pack({name: state})
                 contents.shared |= json_values
-            contents.files |= files_of_rank(name, tensors, self.rank, shards)
+            contents.files |= files_of_rank(name, tensors, self.rank, self.shard_count)
 
     def restore(self, path: Path, manifest: Manifest, world_size: int) -> None:
         """Restore all parts from the checkpoint in the folder `path`.
@@ -251,9 +253,10 @@ class Parts:
         """
         states: list[State] = []
         with restoring(path, "state"):
+            rows = read_files_of_ranks(path, ROWS_OF_RANKS, manifest.files)
             for rank in ranks:
                 tensors = read_files_of_ranks(path, f"rank-{rank}", manifest.files)
-                states.append(unpack(tensors, manifest.of_ranks[rank]))
+                states.append(unpack({**rows, **tensors}, manifest.of_ranks[rank], self.mesh))
             # A network is in `shared` for its parameters, which `restore` reads itself, and in
             # `of_rank` for its buffers, which were read above.
             for name in manifest.shared.keys() - self.of_rank.keys():
@@ -276,6 +279,17 @@ class Parts:
                 f"either the checkpoint or this run lacks {names}",
                 advice=MODEL_ADVICE,
             )
+
+
+def without_shards(state: object) -> object:
+    """Return a state with None in the place of each sharded tensor, of which each rank has rows."""
+    if is_sharded(state):
+        return None
+    if isinstance(state, dict):
+        return {key: without_shards(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [without_shards(value) for value in state]
+    return state
 
 
 def other_rank_count_error(path: Path, name: str, saved_count: int, world_size: int) -> UserError:

@@ -54,6 +54,33 @@ def test_best_model_is_kept(peaked: Path, runner: Runner) -> None:
     assert len([*(run.directory / "checkpoints").glob("best-*")]) >= 1
 
 
+def test_evaluation_again_of_an_average_gives_the_same_figures(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """`--evaluate-only` also evaluates an average of the weights that began as a copy."""
+    prepare = "accelerator.prepare(model, optimizer, scheduler)\n"
+    keep = "run.keep(model=model, optimizer=optimizer, scheduler=scheduler)"
+    step = "                optimizer.zero_grad()\n"
+    copy = edited(
+        "mnist_mlp",
+        tmp_path,
+        ("import torch\nfrom torch", "import copy\nimport torch\nfrom torch"),
+        (prepare, f"{prepare}        average = copy.deepcopy(accelerator.unwrap_model(model))\n"),
+        (keep, f"{keep[:-1]}, average=average)"),
+        (
+            step,
+            f"{step}                for mine, weight in zip(average.parameters(), "
+            "model.parameters()):\n                    mine.detach().lerp_(weight.detach(), 0.1)\n",
+        ),
+        ("run.finish(evaluate(run, model,", "run.finish(evaluate(run, average,"),
+    )
+    run = runner.run(copy, *FLAGS, "--keep", "last")
+    again = runner.run(copy, *FLAGS, "--evaluate-only", "--init-from", run.directory)
+    assert "gives its weights to average of run.keep(...)" in again.output
+    for name in ("loss", "accuracy"):
+        assert again.summary[f"test/{name}"] == run.summary[f"test/{name}"], name
+
+
 @pytest.mark.parametrize("last", first(1, [8, 16]))
 def test_resumed_run_keeps_the_same(
     peaked: Path, runner: Runner, tmp_path: Path, last: int

@@ -51,6 +51,53 @@ OF_PROCESS = (
         "            run.record(loss, metrics(logits, batch) | figures)",
     ),
 )
+# The same object also holds an average of the weights, which FSDP2 shards.
+WITH_AVERAGE = (
+    (
+        OF_PROCESS[0][0],
+        CLASS.replace(
+            "        self.total = 0.0\n",
+            "        self.total = 0.0\n        self.average = {}\n",
+        ).replace(
+            "def state_dict",
+            "def average_weights(self, model):\n"
+            "        for name, weight in model.named_parameters():\n"
+            "            weight = weight.detach()\n"
+            "            average = self.average.setdefault(name, weight.clone())\n"
+            "            average.lerp_(weight, 0.1)\n"
+            "            weight.lerp_(average, 0.1)\n\n"
+            "    def state_dict",
+        ),
+    ),
+    OF_PROCESS[1],
+    (RECORD, f"            labels.average_weights(model)\n{OF_PROCESS[2][1]}"),
+)
+# An average whose weights are buffers of a module, beside a buffer of this process.
+BUFFERS = """class Average(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.register_buffer("weight", model.head.weight.detach().clone())
+        self.register_buffer("total", torch.zeros(()))
+
+    def add(self, model, labels):
+        self.total += labels.sum()
+        self.weight.lerp_(model.head.weight.detach(), 0.1)
+        model.head.weight.detach().lerp_(self.weight, 0.1)
+
+
+def compute_loss("""
+WITH_BUFFERS = (
+    ("def compute_loss(", BUFFERS),
+    (
+        KEEP,
+        f"        labels = Average(accelerator.unwrap_model(model))\n{KEEP[:-1]}, labels=labels)",
+    ),
+    (
+        RECORD,
+        '            labels.add(accelerator.unwrap_model(model), batch["labels"])\n'
+        "            run.record(loss, metrics(logits, batch) | {'total': labels.total.clone()})",
+    ),
+)
 STEP = """                optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
@@ -94,6 +141,22 @@ def test_resumed_run_has_the_gradients_and_parts_of_each_process(
             assert torch.equal(resumed.weights()[name], value)
         for name in ("train/loss", "train/total", "train/last"):
             assert resumed.series(name) == whole.series(name)
+
+
+@pytest.mark.parametrize(
+    "edits", first(0, [WITH_AVERAGE, WITH_BUFFERS]), ids=["an object", "a module"]
+)
+def test_part_with_shards_keeps_the_state_of_each_process(
+    runner: Runner, tmp_path: Path, edits: tuple[tuple[str, str], ...]
+) -> None:
+    """A part may hold rows of a sharded average, and beside them what only its process has seen."""
+    copy = edited("mnist_mlp", tmp_path, *edits)
+    whole = runner.run(copy, *FLAGS, launcher="two shards")
+    resumed = resumed_from(5, whole, copy, runner, launcher="two shards")
+    for name, value in whole.weights().items():
+        assert torch.equal(resumed.weights()[name], value)
+    for name in ("train/loss", "train/total"):
+        assert resumed.series(name) == whole.series(name)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from accelerate.utils import set_seed
 
 from common.checkpoints import export
 from common.checkpoints.adapters import State
+from common.checkpoints.initial_copies import copies_of, give_weights
 from common.config import TrainingConfig
 from common.console import say
 from common.data.dataset import Data
@@ -28,6 +29,7 @@ from common.run_directory.stored_run import StoredRun
 from common.storage.json_files import json_safe
 from common.system.allocator import HEAP
 from common.system.launch_variables import local_world_size
+from common.system.wording import listed
 from common.training.plan import Plan
 
 # A process keeps freed memory only if the memory plans of all processes of the machine take at most
@@ -51,7 +53,7 @@ def start(
         UserError: the weights of `--init-from` or the checkpoint do not fit this run.
     """
     if context.config.init_from is not None:
-        export.load_initial(kept.bare_model, context.config, loaded.data.class_names)
+        load_initial(context, loaded, kept)
         export.keep_initial(context.config, context.directory.path)
     planned = plan_run(context, loaded, plan, kept, description)
     earlier_config = config_to_resume(context)
@@ -61,6 +63,17 @@ def start(
     warn_of_missing_fingerprints(saved_config)
     seed_or_restore_generators(context, random_states)
     return StartedRun(**vars(planned), saved_config=saved_config)
+
+
+def load_initial(context: Context, loaded: LoadedData, kept: KeptParts) -> None:
+    """Load the weights of `--init-from` into the model, and into networks that are copies of it."""
+    config = context.config
+    copies = copies_of(kept.bare_model, context.parts.networks())
+    export.load_initial(kept.bare_model, config, loaded.data.class_names)
+    give_weights(kept.bare_model, copies.values())
+    if copies and config.resume is None:  # a resume restores what the copies were later
+        parts = f"{listed([*copies])} of run.keep(...)"
+        say(f"--init-from also gives its weights to {parts}, because they began as the model's")
 
 
 def plan_run(
