@@ -33,8 +33,7 @@ from common.training.optim import decay_groups
 
 @dataclass(kw_only=True)
 class Config(TrainingConfig):
-    # Precision; no: fp32, the fastest for a small network on a CPU.
-    mixed_precision: Literal["auto", "no", "tf32", "bf16", "fp16"] = "no"
+    mixed_precision: Literal["auto", "no", "tf32", "bf16", "fp16"] = "no"  # Precision; no: fp32.
     batch_size: int = 32  # Poles per process; each makes a step in each micro-batch.
     learning_rate: float = 3e-3  # Peak learning rate.
     weight_decay: float = 0.0  # Decay of weight matrices; biases have none.
