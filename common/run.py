@@ -203,7 +203,9 @@ class Run:
         self.context.decisions.request.save_first()
         if compute_loss is not None and not self.config.evaluate_only:
             try_loss(self.context, loaded, kept, compute_loss, couples_samples, passes)
-        self.stages.started = starting.start(self.context, loaded, self.plan, kept, description)
+        started = starting.start(self.context, loaded, self.plan, kept, description)
+        self.evaluations.replaced_weights = started.replaced_weights
+        self.stages.started = started
 
     # In the loop
 
@@ -236,7 +238,10 @@ class Run:
         buffers, such as batch norm's statistics, are averaged over ranks first. Random generators
         start from the run's seed and the rank, and get their earlier states back afterwards.
         A request to stop ends the evaluation. Nothing of it is kept, and the resumed run repeats
-        it.
+        it. The network in an `AveragedModel` is evaluated without it.
+
+        Raises:
+            UserError: with `--evaluate-only`, the network has weights from before `--init-from`.
         """
         return self.evaluations.evaluating(model, lambda: saving.save_and_leave(self._started))
 

@@ -175,7 +175,7 @@ def main(config: Config) -> None:
 
         for batch in run.batches(train_loader):
             if run.should_evaluate:  # at the top: a resumed run repeats an interrupted evaluation
-                run.log(evaluate(run, average.module, validation_loader))
+                run.log(evaluate(run, average, validation_loader))
             if run.should_stop:  # by --early-stopping
                 break
             with accelerator.accumulate(model):
@@ -193,9 +193,9 @@ def main(config: Config) -> None:
                 run.save()
 
         if run.should_evaluate:
-            run.log(evaluate(run, average.module, validation_loader))
-        run.load_best(average.module)  # unless --keep last
-        run.finish(evaluate(run, average.module, test_loader))
+            run.log(evaluate(run, average, validation_loader))
+        run.load_best(average)  # unless --keep last
+        run.finish(evaluate(run, average, test_loader))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
+from common.checkpoints.adapters import Tensors, sums_of_bits
 from common.checkpoints.export import whole_tensors
 from common.checkpoints.shards import fill
+from common.errors import UserError
 
 
 def copies_of(model: nn.Module, networks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -36,16 +38,22 @@ def copies_of(model: nn.Module, networks: Mapping[str, nn.Module]) -> dict[str, 
 
 def has_weights_of(model: nn.Module, network: nn.Module) -> bool:
     """Whether two networks have the same weights and buffers, by name, shape, dtype and value."""
-    states = [network.state_dict(), model.state_dict()]
-    facts, facts_of_model = (
-        {name: (value.shape, value.dtype) for name, value in state.items()} for state in states
-    )
-    if not facts or facts != facts_of_model:
+    state = network.state_dict()
+    state_of_model = model.state_dict()
+    if not state or shapes_and_dtypes(state) != shapes_and_dtypes(state_of_model):
         return False
     # All tensors are compared, also after a difference, because ranks gather them together.
-    pairs = zip(*(whole_tensors(dict(sorted(state.items()))) for state in states), strict=True)
-    are_equal = [torch.equal(value, value_of_model) for value, value_of_model in pairs]
+    values = whole_tensors({name: state[name] for name in state_of_model})
+    values_of_model = whole_tensors(state_of_model)
+    are_equal = [
+        torch.equal(value, value_of_model)
+        for value, value_of_model in zip(values, values_of_model, strict=True)
+    ]
     return all(are_equal)
+
+
+def shapes_and_dtypes(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[object, ...]]:
+    return {name: (value.shape, value.dtype) for name, value in state.items()}
 
 
 def give_weights(model: nn.Module, networks: Iterable[nn.Module]) -> None:
@@ -56,3 +64,39 @@ def give_weights(model: nn.Module, networks: Iterable[nn.Module]) -> None:
         values = whole_tensors({name: state[name] for name in own_state})
         for own_value, value in zip(own_state.values(), values, strict=True):
             fill(own_value, value)
+
+
+def checksums_of_matrices(network: nn.Module) -> frozenset[int]:
+    """Return the checksums of a network's weights that usually begin with random values.
+
+    Two networks with a checksum in common have these values in common. Vectors, such as biases, and
+    zeros are left out: many networks begin with the same ones.
+
+    All ranks must call this if the network is sharded.
+    """
+    matrices: Tensors = {
+        name: value for name, value in network.named_parameters() if value.ndim > 1
+    }
+    return frozenset(sums_of_bits(matrices).values()) - {0}
+
+
+def refuse_replaced_weights(network: nn.Module, replaced: frozenset[int]) -> None:
+    """Raise a `UserError` if a network still has weights that `--init-from` replaced in the model.
+
+    An average in an object of the recipe's own has such weights, and a recipe may copy them into
+    the model to evaluate them.
+
+    Args:
+        replaced: the checksums of `checksums_of_matrices` that the model had before and lost.
+    """
+    if replaced.isdisjoint(checksums_of_matrices(network)):
+        return
+    raise UserError(
+        "the network to evaluate has weights from before --init-from, so its figures would be "
+        "those of a model without training",
+        advice=(
+            "if the weights come from an average or another copy of the model, keep it as a "
+            "network, run.keep(..., average=copy.deepcopy(bare_model)): --init-from then loads its "
+            "weights into the copy, too; or copy the model's weights into it after run.start(...)"
+        ),
+    )

@@ -2,13 +2,25 @@
 
 from weakref import WeakSet, ref
 
+from accelerate import Accelerator
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from common.lifecycle.misuse import (
     note_several_models,
     other_best_model_error,
     other_exported_model_error,
 )
+
+
+def network_to_evaluate(accelerator: Accelerator, model: nn.Module) -> nn.Module:
+    """Return a network without Accelerate's wrapper, and the network in an `AveragedModel`.
+
+    The exported weights then have the names of the model that is trained, which `--init-from` and
+    `recipes predict` need.
+    """
+    bare_model: nn.Module = accelerator.unwrap_model(model)
+    return bare_model.module if isinstance(bare_model, AveragedModel) else bare_model
 
 
 class EvaluatedNetworks:

@@ -8,9 +8,10 @@ from torch import nn
 
 from common.checkpoints import export
 from common.checkpoints.adapters import State
+from common.checkpoints.initial_copies import refuse_replaced_weights
 from common.console import warn
 from common.console.display import DISPLAY
-from common.lifecycle.evaluated_networks import EvaluatedNetworks
+from common.lifecycle.evaluated_networks import EvaluatedNetworks, network_to_evaluate
 from common.lifecycle.evaluation_figures import checked_figures, refuse_evident_mistakes
 from common.lifecycle.misuse import nan_warning
 from common.lifecycle.saving import compare_weights_of_ranks
@@ -41,6 +42,8 @@ class Evaluations:
         self.networks = EvaluatedNetworks()
         self.evaluated_step: int | None = None  # the update after which a network was evaluated
         self.kept_step: int | None = None  # the update of the model to export, once it is known
+        # The model's weights that `--init-from` replaced, as `checksums_of_matrices` returns them.
+        self.replaced_weights: frozenset[int] = frozenset()
 
     def is_due(self, plan: Plan, loaded: LoadedData) -> bool:
         """Whether an evaluation, or the rehearsal, is due and has not been made yet."""
@@ -87,10 +90,15 @@ class Evaluations:
         Args:
             save_and_leave: saves a checkpoint and ends this process. It is called after the block
                 if a rank was asked to stop.
+
+        Raises:
+            UserError: with `--evaluate-only`, the network has weights from before `--init-from`.
         """
         context = self.context
         step = context.progress.global_step
-        bare_model: nn.Module = context.accelerator.unwrap_model(model)
+        bare_model = network_to_evaluate(context.accelerator, model)
+        if context.config.evaluate_only:
+            refuse_replaced_weights(bare_model, self.replaced_weights)
         self.networks.add(bare_model)
         seed = context.config.seed
         mode = evaluation_mode(context.accelerator, bare_model, context.random, seed)
@@ -220,7 +228,7 @@ class Evaluations:
         self.kept_step = step
         if not context.best.is_kept or best_step is None:
             return
-        bare_model: nn.Module = context.accelerator.unwrap_model(model)
+        bare_model = network_to_evaluate(context.accelerator, model)
         self.networks.load_best_into(bare_model)
         if best_step == step:
             return

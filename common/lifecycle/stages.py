@@ -116,6 +116,9 @@ class StartedRun(PlannedRun):
     """A run that has restored its checkpoint and written `config.json`, ready for its loop."""
 
     saved_config: RunConfig  # the contents of `config.json`
+    # Checksums of the model's weights that `--init-from` replaced, as `checksums_of_matrices`
+    # returns them.
+    replaced_weights: frozenset[int]
 
 
 @dataclass

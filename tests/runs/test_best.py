@@ -54,31 +54,92 @@ def test_best_model_is_kept(peaked: Path, runner: Runner) -> None:
     assert len([*(run.directory / "checkpoints").glob("best-*")]) >= 1
 
 
+KEEP = "run.keep(model=model, optimizer=optimizer, scheduler=scheduler)"
+PREPARE = "accelerator.prepare(model, optimizer, scheduler)\n"
+ZERO_GRAD = "                optimizer.zero_grad()\n"
+FINISH = "run.finish(evaluate(run, model,"
+# Averages of the weights that `run.keep` gets as networks, and that are evaluated in the end.
+AVERAGED_MODEL = (
+    (
+        "import torch\nfrom torch import nn",
+        "import torch\nfrom torch import nn\nfrom torch.optim.swa_utils import AveragedModel",
+    ),
+    (
+        PREPARE,
+        f"{PREPARE}        average = AveragedModel(accelerator.unwrap_model(model))\n",
+    ),
+    (KEEP, f"{KEEP[:-1]}, average=average)"),
+    (ZERO_GRAD, f"{ZERO_GRAD}                average.update_parameters(model)\n"),
+    (FINISH, "run.finish(evaluate(run, average,"),
+)
+DEEP_COPY = (
+    ("import torch\nfrom torch", "import copy\nimport torch\nfrom torch"),
+    (PREPARE, f"{PREPARE}        average = copy.deepcopy(accelerator.unwrap_model(model))\n"),
+    (KEEP, f"{KEEP[:-1]}, average=average)"),
+    (
+        ZERO_GRAD,
+        f"{ZERO_GRAD}                for mine, weight in zip(average.parameters(), "
+        "model.parameters()):\n                    mine.detach().lerp_(weight.detach(), 0.1)\n",
+    ),
+    (FINISH, "run.finish(evaluate(run, average,"),
+)
+# An average in an object of the recipe's own, which is copied into the model to be evaluated.
+OWN_AVERAGE = """class Average:
+    def __init__(self, model):
+        self.model = model
+        self.values = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def update(self):
+        for name, value in self.model.state_dict().items():
+            self.values[name].lerp_(value, 0.1)
+
+    def state_dict(self):
+        return self.values
+
+    def load_state_dict(self, values):
+        self.values = values
+
+
+def compute_loss("""
+OWN_OBJECT = (
+    ("def compute_loss(", OWN_AVERAGE),
+    (PREPARE, f"{PREPARE}        average = Average(accelerator.unwrap_model(model))\n"),
+    (KEEP, f"{KEEP[:-1]}, average=average)"),
+    (ZERO_GRAD, f"{ZERO_GRAD}                average.update()\n"),
+    (
+        f"        {FINISH}",
+        "        accelerator.unwrap_model(model).load_state_dict(average.values)\n"
+        f"        {FINISH}",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "edits", first(1, [DEEP_COPY, AVERAGED_MODEL]), ids=["a deep copy", "an AveragedModel"]
+)
 def test_evaluation_again_of_an_average_gives_the_same_figures(
-    runner: Runner, tmp_path: Path
+    runner: Runner, tmp_path: Path, edits: tuple[tuple[str, str], ...]
 ) -> None:
     """`--evaluate-only` also evaluates an average of the weights that began as a copy."""
-    prepare = "accelerator.prepare(model, optimizer, scheduler)\n"
-    keep = "run.keep(model=model, optimizer=optimizer, scheduler=scheduler)"
-    step = "                optimizer.zero_grad()\n"
-    copy = edited(
-        "mnist_mlp",
-        tmp_path,
-        ("import torch\nfrom torch", "import copy\nimport torch\nfrom torch"),
-        (prepare, f"{prepare}        average = copy.deepcopy(accelerator.unwrap_model(model))\n"),
-        (keep, f"{keep[:-1]}, average=average)"),
-        (
-            step,
-            f"{step}                for mine, weight in zip(average.parameters(), "
-            "model.parameters()):\n                    mine.detach().lerp_(weight.detach(), 0.1)\n",
-        ),
-        ("run.finish(evaluate(run, model,", "run.finish(evaluate(run, average,"),
-    )
+    copy = edited("mnist_mlp", tmp_path, *edits)
     run = runner.run(copy, *FLAGS, "--keep", "last")
+    assert "head.weight" in run.weights()
     again = runner.run(copy, *FLAGS, "--evaluate-only", "--init-from", run.directory)
     assert "gives its weights to average of run.keep(...)" in again.output
     for name in ("loss", "accuracy"):
         assert again.summary[f"test/{name}"] == run.summary[f"test/{name}"], name
+
+
+def test_evaluation_again_of_weights_that_are_not_loaded_is_refused(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """An average in an object of the recipe's own would put random weights into the model."""
+    copy = edited("mnist_mlp", tmp_path, *OWN_OBJECT)
+    run = runner.run(copy, *FLAGS, "--keep", "last")
+    flags = ("--evaluate-only", "--init-from", run.directory)
+    again = runner.run(copy, *FLAGS, *flags, succeeds=False)
+    assert "the network to evaluate has weights from before --init-from" in again.errors
+    assert "Traceback" not in again.errors
 
 
 @pytest.mark.parametrize("last", first(1, [8, 16]))

@@ -300,15 +300,20 @@ def test_killed_shards_end_bit_equal(peaked: Path, runner: Runner, tmp_path: Pat
 
 @pytest.mark.slow
 def test_network_that_holds_a_sharded_one_is_exported(runner: Runner, tmp_path: Path) -> None:
-    """An `AveragedModel` is no sharded network itself, and is exported as on one process."""
+    """A network around a sharded one is not sharded itself, and is exported as on one process."""
     script = REPOSITORY / "examples" / "averaged.py"
-    text = script.read_text(encoding="utf-8").replace("average.module", "average")
+    text = script.read_text(encoding="utf-8")
+    text = text.replace("(run, average", "(run, around").replace(
+        "load_best(average", "load_best(around"
+    )
+    keep = "        run.keep("
+    text = text.replace(keep, f"        around = nn.Sequential(average.module)\n{keep}")
     copy = tmp_path / "averaged.py"
     copy.write_text(text, encoding="utf-8")
     flags = ("--dataset", "digits", "--tracker", "none", "--max-steps", 2, "--hidden-sizes", 16)
     flags = (*flags, "--mixup", 0, "--effective-batch-size", 128, "--mixed-precision", "no")
     one, shards = (runner.run(copy, *flags, launcher=name) for name in ("fork", "two shards"))
-    assert "module.head.weight" in shards.weights()
+    assert "0.head.weight" in shards.weights()
     assert_same_weights(one.weights(), shards.weights(), within=1e-5)
 
 

@@ -9,7 +9,7 @@ from accelerate.utils import set_seed
 
 from common.checkpoints import export
 from common.checkpoints.adapters import State
-from common.checkpoints.initial_copies import copies_of, give_weights
+from common.checkpoints.initial_copies import checksums_of_matrices, copies_of, give_weights
 from common.config import TrainingConfig
 from common.console import say
 from common.data.dataset import Data
@@ -52,8 +52,9 @@ def start(
     Raises:
         UserError: the weights of `--init-from` or the checkpoint do not fit this run.
     """
+    replaced_weights: frozenset[int] = frozenset()
     if context.config.init_from is not None:
-        load_initial(context, loaded, kept)
+        replaced_weights = load_initial(context, loaded, kept)
         export.keep_initial(context.config, context.directory.path)
     planned = plan_run(context, loaded, plan, kept, description)
     earlier_config = config_to_resume(context)
@@ -62,18 +63,25 @@ def start(
     context.logs.start(context.config, saved_config, partial(position_figures, context, plan))
     warn_of_missing_fingerprints(saved_config)
     seed_or_restore_generators(context, random_states)
-    return StartedRun(**vars(planned), saved_config=saved_config)
+    return StartedRun(**vars(planned), saved_config=saved_config, replaced_weights=replaced_weights)
 
 
-def load_initial(context: Context, loaded: LoadedData, kept: KeptParts) -> None:
-    """Load the weights of `--init-from` into the model, and into networks that are copies of it."""
+def load_initial(context: Context, loaded: LoadedData, kept: KeptParts) -> frozenset[int]:
+    """Load the weights of `--init-from` into the model, and into networks that are copies of it.
+
+    Returns:
+        The checksums of the model's weights that were replaced.
+    """
     config = context.config
-    copies = copies_of(kept.bare_model, context.parts.networks())
-    export.load_initial(kept.bare_model, config, loaded.data.class_names)
-    give_weights(kept.bare_model, copies.values())
+    model = kept.bare_model
+    copies = copies_of(model, context.parts.networks())
+    checksums_before = checksums_of_matrices(model)
+    export.load_initial(model, config, loaded.data.class_names)
+    give_weights(model, copies.values())
     if copies and config.resume is None:  # a resume restores what the copies were later
         parts = f"{listed([*copies])} of run.keep(...)"
         say(f"--init-from also gives its weights to {parts}, because they began as the model's")
+    return checksums_before - checksums_of_matrices(model)
 
 
 def plan_run(
