@@ -28,7 +28,8 @@ flags    --compile and --padding-free against the recipes' default settings (not
 quality  ResNet-18 on digits and BERT, trained longer to compare accuracies (not by default)
 
 One set of goals is for two CPU cores with bf16 arithmetic, another for CUDA. The CUDA part was
-written without a GPU at hand, and none of it has run yet.
+written without a GPU at hand. Of its comparisons, only BERT-base has been measured on one, by
+gpu.py (see gpu.md).
 """
 
 from __future__ import annotations

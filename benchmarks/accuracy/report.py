@@ -16,8 +16,8 @@ COMPUTED = "*"
 COMPUTED_IN_MARKDOWN = "\\*"  # a bare asterisk would begin italics
 AT_MOST = "≤"
 LEGEND = (
-    f"{COMPUTED} computed: the speed measured here, times the epochs that are published or that "
-    "the same training took at a higher speed",
+    f"{COMPUTED} computed: the speed measured here, times the epochs of a published or a faster "
+    "run, whose best accuracy this is",
     f"{AT_MOST} the published accuracy is that of the last epoch; an earlier one may have been "
     "enough",
 )
@@ -52,13 +52,14 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """Return the row's cells for people, in the order of `HEADINGS`."""
-        met = f"{len(self.seconds)}/{len(self.seeds)}" if self.seeds else "–"
-        marks = f" {COMPUTED}" if self.is_computed else ""
+        is_trained_here = bool(self.seeds) and not self.is_computed
+        met = f"{len(self.seconds)}/{len(self.seeds)}" if is_trained_here else "–"
+        mark = f" {COMPUTED}" if self.is_computed else ""
         bound = f"{AT_MOST} " if self.is_bound and self.seconds else ""
         if self.seconds:
-            time = f"{bound}{mean_duration(self.seconds)}{marks}"
+            time = f"{bound}{mean_duration(self.seconds)}{mark}"
         else:
-            time = "not met" if self.seeds else "not run here"
+            time = f"not met{mark}" if self.seeds else "not run here"
         petaflop = mean_of(self.petaflop)
         best = mean_of(self.best)
         return (
@@ -67,7 +68,7 @@ class Row:
             time,
             "–" if petaflop is None else f"{petaflop:.2g}",
             met,
-            "–" if best is None else f"{best:.2%}",
+            "–" if best is None else f"{best:.2%}{mark}",
         )
 
 

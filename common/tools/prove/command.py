@@ -28,6 +28,7 @@ def main(words: Sequence[str] | None = None) -> None:
         recipe=Path(arguments.recipe),
         flags=flags,
         checks=arguments.checks,
+        skipped_checks=arguments.skip,
         output=Path(arguments.output),
         folder=None if arguments.folder is None else Path(arguments.folder),
         seed=arguments.draws,
@@ -49,6 +50,7 @@ def read_command_line(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--checks", metavar="A,B", help="the checks to run (default: all but sharded)"
     )
+    parser.add_argument("--skip", metavar="A,B", help="the checks to leave out (default: none)")
     parser.add_argument(
         "--output", default="proof.json", metavar="FILE", help="the receipt (default: proof.json)"
     )

@@ -48,7 +48,7 @@ def prove(request: ProofRequest) -> bool:
     Raises:
         UserError: the recipe, a flag, a check, the folder or the receipt's file can't be used.
     """
-    checks = chosen_checks(request.checks)
+    checks = chosen_checks(request.checks, request.skipped_checks)
     recipe = load_recipe(request.recipe)
     user_flags = parse_flags(request.flags)
     flags = proof_flags(
@@ -109,23 +109,46 @@ def with_determinism(flags: FlagValues) -> FlagValues:
     return {**flags, "--deterministic": []}
 
 
-def chosen_checks(names: str | None) -> list[Check]:
-    """Return the checks that `--checks` names, in their usual order.
+def chosen_checks(names: str | None, skipped_names: str | None) -> list[Check]:
+    """Return the checks that `--checks` names and `--skip` does not, in their usual order.
+
+    Args:
+        names: comma-separated names; None: all checks that are not optional.
+        skipped_names: comma-separated names; None: leave out no check.
+
+    Raises:
+        UserError: a name is not the name of a check, or no check is left.
+    """
+    checks = [check for check in CHECKS if not check.is_optional]
+    if names is not None:
+        named = split_names(names)
+        checks = [check for check in CHECKS if check.name in named]
+    if skipped_names is not None:
+        skipped = split_names(skipped_names)
+        checks = [check for check in checks if check.name not in skipped]
+    if not checks:
+        raise UserError(
+            "--skip leaves out all checks that --checks names",
+            advice="leave at least one check to run",
+        )
+    return checks
+
+
+def split_names(names: str) -> list[str]:
+    """Return the names of checks in a comma-separated list.
 
     Raises:
         UserError: a name is not the name of a check.
     """
-    if names is None:
-        return [check for check in CHECKS if not check.is_optional]
-    chosen_names = [name.strip() for name in names.split(",")]
-    known_names = {check.name for check in CHECKS}
-    unknown = [name for name in chosen_names if name not in known_names]
-    if unknown:
-        raise UserError(
-            f"there is no check {unknown[0] or '(empty)'}",
-            advice=f"choose from {', '.join(check.name for check in CHECKS)}",
-        )
-    return [check for check in CHECKS if check.name in chosen_names]
+    separate_names = [name.strip() for name in names.split(",")]
+    known_names = [check.name for check in CHECKS]
+    for name in separate_names:
+        if name not in known_names:
+            raise UserError(
+                f"there is no check {name or '(empty)'}",
+                advice=f"choose from {', '.join(known_names)}",
+            )
+    return separate_names
 
 
 def new_folder(path: Path | None) -> Path:

@@ -309,7 +309,8 @@ def test_computed_rows_are_marked() -> None:
     assert [row.cells()[2] for row in rows if row.goal == goal] == ["20.0 s", "2.1 min *"]
     unmet = finished("sst2", fast_peer.name, [0.9])
     rows = rows_of(results_of(padded, unmet))
-    assert [row.cells()[2] for row in rows if row.goal == goal] == ["not met"] * 2
+    assert [row.cells()[2] for row in rows if row.goal == goal] == ["not met", "not met *"]
+    assert [row.cells()[4] for row in rows if row.goal == goal] == ["0/1", "–"]  # runs that met it
     resnet9 = CIFAR10.peers[-1].name  # its accuracy without augmentation is not published
     rows = rows_of(results_of(finished("cifar10", resnet9, trial=TRIAL)))
     assert [row.goal for row in rows if row.seeds] == [WITH_VIEWS]
@@ -345,7 +346,10 @@ def test_table_fits_a_terminal() -> None:
     assert "| **recipe mnist_mlp** |" in markdown
 
 
-@pytest.mark.parametrize("name", ["time-to-accuracy.json", "time-to-accuracy-text.json"])
+@pytest.mark.parametrize(
+    "name",
+    ["time-to-accuracy.json", "time-to-accuracy-text.json", "time-to-accuracy-mnist.json"],
+)
 def test_page_has_the_table_that_was_measured(name: str) -> None:
     """The page has the table and the caption that each file of results gives."""
     results = Results.read(time_to_accuracy.RESULTS.with_name(name))

@@ -20,7 +20,7 @@ ADVICE = (
     "pass tensors to run.record(loss, {...}), which reads them only at log lines; on the device, "
     "use torch.where instead of `if`, and (values * mask).sum() / mask.sum().clamp(min=1) instead "
     "of values[mask].mean(); if the loop must read the value, as an action in reinforcement "
-    "learning, leave out this check by --checks"
+    "learning, pass --skip waits"
 )
 
 

@@ -34,8 +34,8 @@ DIVISOR_IN_WORDS: dict[DivisorKind, str] = {
 ADVICE = (
     "divide the sum of the losses by a number that is the same for all micro-batches, such as the "
     "number of samples; or take the mean over the labels of each sample first, as compute_loss in "
-    "examples/tagging.py does; or, if you want the mean of each micro-batch, leave out this check "
-    "by --checks"
+    "examples/tagging.py does; or, if you want the mean of each micro-batch, pass "
+    "--skip accumulation"
 )
 
 

@@ -29,6 +29,7 @@ from common.tools.prove.observation.few_samples import (
 from common.tools.prove.proof import (
     NOT_REPEATABLE,
     REPEAT_FIRST,
+    chosen_checks,
     is_known_to_vary,
     run_check,
 )
@@ -131,6 +132,21 @@ def test_mistakes_on_the_command_line_are_reported(words: list[str], mistake: st
 def test_an_unknown_check_is_reported() -> None:
     with pytest.raises(UserError, match="there is no check learnt: choose from learns, "):
         main([str(REPOSITORY / "recipes" / "mnist_mlp.py"), "--checks", "learnt"])
+
+
+def test_checks_can_be_chosen_and_skipped() -> None:
+    """`--skip` leaves checks out, of those that `--checks` names or of all that are usual."""
+    usual = chosen_checks(None, None)
+    assert "sharded" not in [check.name for check in usual]
+    for check in usual:
+        remaining = chosen_checks(None, check.name)
+        assert remaining == [other for other in usual if other is not check]
+    named = chosen_checks("sharded, learns,memory", "memory")
+    assert [check.name for check in named] == ["learns", "sharded"]
+    with pytest.raises(UserError, match=r"there is no check wait: choose from learns, "):
+        chosen_checks(None, "waits,wait")
+    with pytest.raises(UserError, match=r"leaves out all checks .*: leave at least one check"):
+        chosen_checks("waits", "waits")
 
 
 def test_built_in_data_of_the_recipes() -> None:

@@ -39,7 +39,7 @@ def test_a_line_that_waits_is_named_with_its_text() -> None:
     (cause,) = verdict.causes
     assert "test_waits.py, line 1, waits for the device by .tolist(), in 3 of 7" in cause
     assert cause.endswith(Path(__file__).read_text().splitlines()[0])
-    assert "reinforcement learning, leave out this check by --checks" in verdict.advice
+    assert "reinforcement learning, pass --skip waits" in verdict.advice
 
 
 def test_first_updates_and_log_lines_may_wait() -> None:
