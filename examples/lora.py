@@ -82,8 +82,10 @@ def load_data(config: Config, run: Run) -> TextData:
 
 
 def build_model(config: Config, data: TextData) -> tuple[nn.Module, dict[str, Any]]:
-    load = small_bert if config.model == "scratch" else load_bert
-    model = load(config.model, data, config.dropout)
+    if config.model == "scratch":
+        model = small_bert(data, config.dropout)
+    else:
+        model = load_bert(config.model, data, config.dropout)
     if not config.evaluate_only:  # what was exported is a plain BERT
         add_low_rank(model, config.rank)
     if config.gradient_checkpointing:

@@ -80,8 +80,7 @@ def load_data(config: Config, run: Run) -> ImageData:
         dtype=run.compute_dtype,
         init_from=config.init_from,
     )
-    flip = config.horizontal_flip  # by default, only in colour: it would spoil digits and letters
-    data.splits["train"].flip = data.channels == 3 if flip is None else flip
+    data.splits["train"].flip = data.wants_flip(config.horizontal_flip)
     data.splits["train"].max_shift = data.image_size // 16
     return data
 
@@ -157,19 +156,19 @@ def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, A
 
 
 def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
-    filters, biases, head = ([tensor for tensor in trained if tensor.ndim == n] for n in (4, 1, 2))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    head = model.get_parameter("head.weight")
     groups: list[MuonGroup] = [
-        {"params": filters, "orthogonal": True, "momentum": 0.6},
-        {"params": biases, "lr": config.bias_rate},
-        {"params": head, "lr": config.head_rate, "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim == 4], "orthogonal": True, "momentum": 0.6},
+        {"params": [p for p in trained if p.ndim == 1], "lr": config.bias_rate},
+        {"params": [head], "lr": config.head_rate, "weight_decay": config.weight_decay},
     ]
     return Muon(groups, lr=config.learning_rate, momentum=0.85)  # momenta as in airbench94
 
 
 def compute_loss(
     model: nn.Module, batch: Batch, label_smoothing: float = 0.0
-) -> tuple[torch.Tensor, torch.Tensor]:  # evaluations do not smooth labels, so val/loss differs
+) -> tuple[torch.Tensor, torch.Tensor]:  # train/loss has smoothed labels, val/loss does not
     logits = model(batch["images"])
     return F.cross_entropy(logits, batch["labels"], label_smoothing=label_smoothing), logits
 

@@ -73,8 +73,7 @@ def load_data(config: Config, run: Run) -> ImageData:
         dtype=run.compute_dtype,
         init_from=config.init_from,
     )
-    flip = config.horizontal_flip  # by default, only in colour: it would spoil digits and letters
-    data.splits["train"].flip = data.channels == 3 if flip is None else flip
+    data.splits["train"].flip = data.wants_flip(config.horizontal_flip)
     data.splits["train"].max_shift = data.image_size // 8
     return data
 
@@ -125,7 +124,7 @@ class ResNet(nn.Module):
 
     def __init__(self, name: str, channels: int, kernel: int, classes: int):
         super().__init__()
-        keeps_size = kernel == 3  # 7, as in published weights, quarters height and width
+        keeps_size = kernel == 3  # a kernel of 7, as in published weights, quarters the size
         is_bottleneck = name == "resnet50"
         self.conv1, self.bn1 = conv_bn(channels, 64, kernel, 1 if keeps_size else 2)
         self.maxpool = nn.Identity() if keeps_size else nn.MaxPool2d(3, 2, padding=1)
@@ -149,8 +148,9 @@ class ResNet(nn.Module):
 
 
 def build_model(config: Config, data: ImageData) -> tuple[nn.Module, dict[str, Any]]:
-    default_shape = (3, 3) if data.image_size <= 64 else (7, 7)
-    kernel = initial_shapes(config.init_from).get("conv1.weight", default_shape)[-1]
+    initial_shape = initial_shapes(config.init_from).get("conv1.weight")
+    default_kernel = 3 if data.image_size <= 64 else 7
+    kernel = default_kernel if initial_shape is None else initial_shape[-1]
     arguments: dict[str, Any] = {
         "name": config.model,
         "channels": data.channels,
@@ -172,7 +172,7 @@ def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
 
 def compute_loss(
     model: nn.Module, batch: Batch, label_smoothing: float = 0.0
-) -> tuple[torch.Tensor, torch.Tensor]:  # evaluations do not smooth labels, so val/loss differs
+) -> tuple[torch.Tensor, torch.Tensor]:  # train/loss has smoothed labels, val/loss does not
     logits = model(batch["images"])
     return F.cross_entropy(logits, batch["labels"], label_smoothing=label_smoothing), logits
 

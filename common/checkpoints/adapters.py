@@ -171,7 +171,7 @@ def sums_of_bits(tensors: Tensors) -> dict[str, int]:
 def local_sums_of_bits(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the checksum of `sums_of_bits` for this rank's part of each tensor: int64 [tensors].
 
-    There must be a tensor.
+    `tensors` must not be empty.
     """
     parts = [local(value.detach()) for value in tensors]
     # Split complex numbers into their two parts, because no integer type is as wide as complex128.

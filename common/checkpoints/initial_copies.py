@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from common.checkpoints.adapters import Tensors, sums_of_bits
+from common.checkpoints.adapters import sums_of_bits
 from common.checkpoints.export import whole_tensors
+from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import fill
 from common.errors import UserError
 
@@ -93,10 +94,10 @@ def refuse_replaced_weights(network: nn.Module, replaced: frozenset[int]) -> Non
         return
     raise UserError(
         "the network to evaluate has weights from before --init-from, so its figures would be "
-        "those of a model without training",
+        "those of an untrained model",
         advice=(
-            "if the weights come from an average or another copy of the model, keep it as a "
-            "network, run.keep(..., average=copy.deepcopy(bare_model)): --init-from then loads its "
-            "weights into the copy, too; or copy the model's weights into it after run.start(...)"
+            "if the weights come from an average or another copy of the model, copy the model's "
+            "weights into it after run.start(...); or pass it to run.keep(...) as a network, such "
+            "as average=copy.deepcopy(bare_model), and run.start(...) copies them"
         ),
     )

@@ -78,9 +78,9 @@ def restore_newest(
     has_lost_best = chosen.damage_of_best is not None
     if has_lost_best:
         warn(
-            f"the best model so far is lost ({chosen.damage_of_best}): training goes on, and the "
-            "best model is chosen among those from now on; to keep the lost one, stop the run, "
-            "restore this file from a backup, and resume again"
+            f"the best model so far is lost ({chosen.damage_of_best}), so only models from now on "
+            "can become the best: to get it back, stop the run, restore this file from a backup, "
+            "and resume again"
         )
     manifest = read_manifest(path)
     require_same_run(path, manifest, identity)

@@ -6,8 +6,9 @@ pickle. Values that JSON can't express are stored as an object with one key, suc
 """
 
 import functools
+import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -70,8 +71,7 @@ class Packer:
         if type(value) is np.ndarray or isinstance(value, np.generic):
             return self.pack_array(value, place)
         if isinstance(value, float):
-            is_finite = value - value == 0  # the difference is NaN for infinities and NaN
-            return value if is_finite else {"!float": str(value)}
+            return value if math.isfinite(value) else {"!float": str(value)}
         if isinstance(value, (list, tuple)):
             items = [
                 self.pack_value(item, place_within(place, number))
@@ -152,38 +152,57 @@ def unpack(
         rest: the JSON that `pack` returned.
         mesh: the ranks over which to shard the tensors that are `Rows`; None: they are read whole.
     """
-    copies: dict[str, torch.Tensor] = {}
+    copies: Tensors = {}
     for name, value in tensors.items():
         copies[name] = value.read(mesh) if isinstance(value, Rows) else value.clone()
+    return Unpacker(copies).unpack_value(rest)
 
-    def array(name: str, dtype: str, shape: list[int]) -> np.ndarray:
-        """Return the array whose bytes `Packer.pack_array` stored."""
-        return copies[name].numpy().view(dtype).reshape(shape)
 
-    # Pairs are lists [key, item], also after they are unpacked.
-    unpack_tagged: dict[str, Callable[[Any], object]] = {
-        "!tensor": lambda name: copies[name],
-        "!array": lambda value: array(*value),
-        "!scalar": lambda value: array(*value)[()],  # an array without dimensions as a scalar
-        "!float": float,
-        "!tuple": lambda items: tuple(map(unpack_value, items)),
-        "!dict": lambda pairs: dict(map(unpack_value, pairs)),
-        "!Counter": lambda pairs: Counter(dict(map(unpack_value, pairs))),
-    }
+class Unpacker:
+    """Puts one state together again, from the JSON and the tensors of `pack`."""
 
-    def unpack_value(value: JsonValue) -> Any:
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
+
+    def unpack_value(self, value: JsonValue) -> Any:
+        """Return a value of the state from its JSON."""
         if isinstance(value, list):
-            return [unpack_value(item) for item in value]
+            return [self.unpack_value(item) for item in value]
         if not isinstance(value, dict):
             return value
         # A tagged value is a dict with one key, the tag. No key of any other dict is a tag: see
         # `pack_dict`. So the first key is enough to tell.
         tag = next(iter(value), "")
-        if tag in unpack_tagged:
-            return unpack_tagged[tag](value[tag])
-        return {key: unpack_value(item) for key, item in value.items()}
+        if tag.startswith("!"):
+            return self.unpack_tagged(tag, value[tag])
+        return {key: self.unpack_value(item) for key, item in value.items()}
 
-    return unpack_value(rest)
+    def unpack_tagged(self, tag: str, content: Any) -> object:
+        """Return a value that JSON can't express from its tag and what follows it.
+
+        Raises:
+            ValueError: a state has no such tag.
+        """
+        if tag == "!tensor":
+            return self.tensors[content]
+        if tag == "!array":
+            return self.unpack_array(*content)
+        if tag == "!scalar":
+            return self.unpack_array(*content)[()]  # an array without dimensions as a scalar
+        if tag == "!float":
+            return float(content)
+        items = self.unpack_value(content)
+        if tag == "!tuple":
+            return tuple(items)
+        if tag == "!dict":
+            return dict(items)  # the items are lists [key, value]
+        if tag == "!Counter":
+            return Counter(dict(items))
+        raise ValueError(f"{tag} is not a tag of a state")
+
+    def unpack_array(self, name: str, dtype: str, shape: list[int]) -> np.ndarray:
+        """Return the array whose bytes `Packer.pack_array` stored."""
+        return self.tensors[name].numpy().view(dtype).reshape(shape)
 
 
 def unfit_error(value: object, place: str) -> TypeError:

@@ -1,7 +1,7 @@
 """Saves a run's state as named parts in checkpoints, and restores it bit for bit."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,6 +123,14 @@ class Parts:
             name: part.module for name, part in self.shared.items() if isinstance(part, Network)
         }
 
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The parameters of all networks, by name, such as ``model.head.weight``.
+
+        It is empty before `add_left_gradients` is called.
+        """
+        return self.left_gradients.parameters
+
     def add_left_gradients(self) -> None:
         """Save the gradients that updates leave in the networks which were added before."""
         self.left_gradients = LeftGradients(self.networks())
@@ -218,24 +226,28 @@ class Parts:
                 divided among another number of ranks.
         """
         self.require_same_names(path, manifest)
-        has_same_ranks = len(manifest.of_ranks) == world_size
-        # If the number of ranks has changed, a part of a rank may need the states of all ranks that
-        # the checkpoint has.
-        ranks_to_read = [self.rank] if has_same_ranks else range(len(manifest.of_ranks))
-        states = self.read_states(path, manifest, ranks_to_read)
+        saved_ranks = range(len(manifest.of_ranks))
+        has_same_ranks = len(saved_ranks) == world_size
+        # With another number of ranks, a part of a rank may need the states of all saved ranks.
+        ranks_to_read = [self.rank] if has_same_ranks else saved_ranks
+        states_of_ranks = self.read_states_of_ranks(path, manifest, ranks_to_read)
+        shared_states = self.read_shared_states(path, manifest)
         self.restore_parameters(path, manifest)
-        # A network is in both dicts. The loop restores only its buffers.
+        for name, part in self.shared.items():
+            if name in shared_states:
+                load(part, shared_states[name], path, name)
         for name, part in {**self.shared, **self.of_rank}.items():
-            if name not in states[0]:  # no gradients were left
+            if name not in states_of_ranks[0]:
                 continue
-            differs_by_rank = name not in manifest.shared
-            may_need_all_states = differs_by_rank and not has_same_ranks
-            if may_need_all_states and isinstance(part, LoadsFromRanks):
-                load_from_ranks(part, [state[name] for state in states], path, name)
-            elif may_need_all_states and name in self.compared_names:
+            states = [state[name] for state in states_of_ranks]
+            # A network has only buffers here, and each rank may take those of rank 0.
+            needs_all_states = not has_same_ranks and name not in manifest.shared
+            if needs_all_states and isinstance(part, LoadsFromRanks):
+                load_from_ranks(part, states, path, name)
+            elif needs_all_states and name in self.compared_names:
                 raise other_rank_count_error(path, name, len(states), world_size)
             else:  # the first state is this rank's, or rank 0's if the number of ranks has changed
-                load(part, states[0][name], path, name)
+                load(part, states[0], path, name)
 
     def restore_parameters(self, path: Path, manifest: Manifest) -> None:
         """Restore the parameters of all networks, the frozen ones included."""
@@ -246,22 +258,29 @@ class Parts:
                 trained = read_files_of_ranks(path, name, manifest.files)
                 part.load_parameters(path, name, frozen, trained)
 
-    def read_states(self, path: Path, manifest: Manifest, ranks: Iterable[int]) -> list[State]:
-        """Return the states in a checkpoint by part's name, one dict for each of the `ranks`.
-
-        The dict of the first rank also has the states of the shared parts.
-        """
+    def read_states_of_ranks(
+        self, path: Path, manifest: Manifest, ranks: Iterable[int]
+    ) -> list[State]:
+        """Return the states that differ between ranks, by part's name: one dict for each rank."""
         states: list[State] = []
         with restoring(path, "state"):
             rows = read_files_of_ranks(path, ROWS_OF_RANKS, manifest.files)
             for rank in ranks:
                 tensors = read_files_of_ranks(path, f"rank-{rank}", manifest.files)
                 states.append(unpack({**rows, **tensors}, manifest.of_ranks[rank], self.mesh))
-            # A network is in `shared` for its parameters, which `restore` reads itself, and in
-            # `of_rank` for its buffers, which were read above.
+        return states
+
+    def read_shared_states(self, path: Path, manifest: Manifest) -> State:
+        """Return the states that all ranks have in common, by part's name, without networks.
+
+        `restore_parameters` reads the parameters of networks, and `read_states_of_ranks` their
+        buffers.
+        """
+        states: State = {}
+        with restoring(path, "state"):
             for name in manifest.shared.keys() - self.of_rank.keys():
                 tensors = read_files_of_ranks(path, name, manifest.files)
-                states[0][name] = unpack(tensors, manifest.shared[name], self.mesh)
+                states[name] = unpack(tensors, manifest.shared[name], self.mesh)
         return states
 
     def require_same_names(self, path: Path, manifest: Manifest) -> None:

@@ -51,6 +51,15 @@ class ImageData(Data):
         """
         return {"class_names": self.class_names, **self.image_format.to_json()}
 
+    def wants_flip(self, horizontal_flip: bool | None) -> bool:
+        """Return whether training images are mirrored.
+
+        Args:
+            horizontal_flip: the value of `--horizontal-flip`; None: only images in colour, because
+                a flip would spoil digits and letters.
+        """
+        return self.channels == 3 if horizontal_flip is None else horizontal_flip
+
     def allowed_shift(self, max_shift: int | None, default: int) -> int:
         """Return by how many pixels training images may be shifted.
 

@@ -118,9 +118,9 @@ class TrainingOrder:
 class BlockBatches(Sequence[torch.Tensor]):
     """The micro-batches of one rank in an epoch, from few blocks at a time.
 
-    All blocks lie in a row. Each epoch shuffles this row, and the samples of each block. The row is
-    cut into lanes of equally many samples. Every global batch takes the next samples of each lane,
-    equally many from each.
+    Each epoch shuffles the order of the blocks, and the samples of each block. The places of all
+    samples in this order are cut into lanes of equally many places. Every global batch takes the
+    next samples of each lane, equally many from each.
 
     So a global batch has samples of about as many blocks as there are lanes, and each rank reads
     only the lanes of its share of the batch. The samples of any update follow from arithmetic,
@@ -141,9 +141,9 @@ class BlockBatches(Sequence[torch.Tensor]):
         # The largest number of lanes that divides the global batch, so that each lane gives equally
         # many samples.
         self.lanes = max(n for n in range(1, most_lanes + 1) if order.global_batch % n == 0)
-        self.row = shuffled(len(self.sizes), order.seed, epoch)  # the numbers of the blocks
-        # The number of samples in the row up to the end of each of its blocks.
-        self.ends = self.sizes[self.row].cumsum()
+        self.block_order = shuffled(len(self.sizes), order.seed, epoch)  # the numbers of the blocks
+        # The number of samples up to the end of each block in this order.
+        self.ends = self.sizes[self.block_order].cumsum()
         self.starts = self.sizes.cumsum() - self.sizes  # the first sample index of each block
 
     def __len__(self) -> int:
@@ -161,7 +161,7 @@ class BlockBatches(Sequence[torch.Tensor]):
         return torch.from_numpy(self.indices_at(self.places_of(self.first + index)))
 
     def places_of(self, number: int) -> np.ndarray:
-        """Return the places in the row of the samples of a micro-batch, int64 [batch_size].
+        """Return the places of a micro-batch in the order of all samples, int64 [batch_size].
 
         Args:
             number: the number of the micro-batch in the epoch.
@@ -177,17 +177,18 @@ class BlockBatches(Sequence[torch.Tensor]):
         return (lane * order.updates_per_epoch + update) * samples_per_lane + place_in_lane
 
     def indices_at(self, places: np.ndarray) -> np.ndarray:
-        """Return the indices of the samples at some places in the row, int64 [places]."""
+        """Return the indices of the samples at some places in the order, int64 [places]."""
         indices = np.empty_like(places)
-        # The place in the row of the block that each sample is in.
-        places_of_blocks = np.searchsorted(self.ends, places, side="right")
-        for place_of_block in np.unique(places_of_blocks):
-            block = self.row[place_of_block]
-            is_in_block = places_of_blocks == place_of_block
-            place_in_block = places[is_in_block] - self.ends[place_of_block] + self.sizes[block]
+        # For each place, the position in `block_order` of its block.
+        block_positions = np.searchsorted(self.ends, places, side="right")
+        for position in np.unique(block_positions):
+            block = int(self.block_order[position])
             size = int(self.sizes[block])
-            shuffled_block = shuffled(size, self.order.seed, self.epoch, int(block))
-            indices[is_in_block] = self.starts[block] + shuffled_block[place_in_block]
+            first_place = self.ends[position] - size  # of the block
+            is_in_block = block_positions == position
+            offsets = places[is_in_block] - first_place
+            shuffled_offsets = shuffled(size, self.order.seed, self.epoch, block)[offsets]
+            indices[is_in_block] = self.starts[block] + shuffled_offsets
         return indices
 
 

@@ -38,11 +38,11 @@ class EvaluatedNetworks:
         self.given_to_load_best: nn.Module | None = None
         self.evaluated_before_load_best: WeakSet[nn.Module] = WeakSet()
 
-    def add(self, network: nn.Module) -> None:
+    def note_evaluated(self, network: nn.Module) -> None:
         """Note a network whose evaluation begins."""
         self.evaluated.add(network)
 
-    def add_rehearsed(self, network: nn.Module) -> None:
+    def note_rehearsed(self, network: nn.Module) -> None:
         """Note a network whose rehearsal begins."""
         self.rehearsed.add(network)
 
@@ -51,16 +51,16 @@ class EvaluatedNetworks:
         note_several_models(len(self.rehearsed))
         self.rehearsed.clear()
 
-    def save_as_best(self, network: nn.Module) -> None:
+    def note_saved_as_best(self, network: nn.Module) -> None:
         """Note the network whose weights were saved as the best."""
         self.saved_as_best = ref(network)
 
-    def load_best_into(self, network: nn.Module) -> None:
+    def note_given_to_load_best(self, network: nn.Module) -> None:
         """Note the network that `run.load_best` got.
 
         Raises:
-            UserError: the recipe evaluated this network, but saved another one as the best. A
-                resume without a further evaluation can't tell.
+            UserError: the recipe evaluated this network, but saved another one as the best. After
+                a resume, this goes unnoticed until the recipe has evaluated again.
         """
         is_other_one = self.saved_as_best is not None and network is not self.saved_as_best()
         if is_other_one and network in self.evaluated:

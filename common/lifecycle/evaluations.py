@@ -99,7 +99,7 @@ class Evaluations:
         bare_model = network_to_evaluate(context.accelerator, model)
         if context.config.evaluate_only:
             refuse_replaced_weights(bare_model, self.replaced_weights)
-        self.networks.add(bare_model)
+        self.networks.note_evaluated(bare_model)
         seed = context.config.seed
         mode = evaluation_mode(context.accelerator, bare_model, context.random, seed)
         if self.rehearsal.is_on:
@@ -131,7 +131,7 @@ class Evaluations:
     @contextmanager
     def rehearsing(self, bare_model: nn.Module) -> Iterator[None]:
         """Let an evaluation read two batches at most, then restore the model's buffers."""
-        self.networks.add_rehearsed(bare_model)
+        self.networks.note_rehearsed(bare_model)
         restore_buffers = keep_buffers(bare_model)
         self.rehearsal.begin_evaluation()
         with self.context.meters.stopwatch.stopped():
@@ -171,7 +171,7 @@ class Evaluations:
             with context.meters.stopwatch.stopped():
                 compare_weights_of_ranks(context)
                 best_model = self.model_to_export(kept)
-                self.networks.save_as_best(best_model)
+                self.networks.note_saved_as_best(best_model)
                 weights = export.weights_of(best_model)
                 context.checkpoints.save_best(context.progress.global_step, weights)
 
@@ -219,8 +219,8 @@ class Evaluations:
                 `--early-stopping`, the last update may have none yet.
 
         Raises:
-            UserError: the recipe evaluated this network, but saved another one as the best. A
-                resume without a further evaluation can't tell.
+            UserError: the recipe evaluated this network, but saved another one as the best. After
+                a resume, this goes unnoticed until the recipe has evaluated again.
         """
         context = self.context
         step = context.progress.global_step
@@ -229,7 +229,7 @@ class Evaluations:
         if not context.best.is_kept or best_step is None:
             return
         bare_model = network_to_evaluate(context.accelerator, model)
-        self.networks.load_best_into(bare_model)
+        self.networks.note_given_to_load_best(bare_model)
         if best_step == step:
             return
         save()

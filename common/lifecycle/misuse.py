@@ -75,8 +75,8 @@ def note_several_models(count: int) -> None:
     """
     if count > 1:
         say(
-            f"{count} networks are evaluated before run.log(...): the last one is "
-            "saved as the best, so evaluate the network last that run.load_best(...) gets"
+            f"{count} networks are evaluated before run.log(...), and the last one is saved as the "
+            "best: evaluate last the network that you pass to run.load_best(...)"
         )
 
 
@@ -85,8 +85,8 @@ def other_best_model_error() -> UserError:
     return UserError(
         "run.load_best(...) got another network than the one that was saved as the best",
         advice=(
-            "pass the network that is evaluated last before run.log(...), or evaluate the other "
-            "one last"
+            "pass run.load_best(...) the network that you evaluate last before run.log(...), or "
+            "change the order of the evaluations"
         ),
     )
 
@@ -96,7 +96,10 @@ def other_exported_model_error() -> UserError:
     return UserError(
         "the network that was evaluated last, which the run exports, is not the one that "
         "run.load_best(...) got",
-        advice="evaluate that network last after run.load_best(...), then call run.finish(...)",
+        advice=(
+            "after run.load_best(...), evaluate the network that it got last, and then call "
+            "run.finish(...)"
+        ),
     )
 
 

@@ -31,11 +31,13 @@ class TrainingWatch:
 
     def __init__(self, guard: GradientGuard) -> None:
         self.guard = guard
-        self.first_step: int | None = None  # the update from which the loop of this process began
-        self.first_sums: list[int] = []  # checksums of the weights before the loop
+        self.step_before_loop: int | None = (
+            None  # the update from which the loop of this process began
+        )
+        self.sums_before_loop: list[int] = []  # checksums of the weights before the loop
         self.has_trained = False  # whether an optimizer has made a step that had gradients
         # The number of steps of each scheduler of `run.plan.schedule` before the loop.
-        self.first_counts: dict[LambdaLR, int] = {}
+        self.scheduler_steps_before_loop: dict[LambdaLR, int] = {}
         self.updates = 0  # of this process
         self.added_gradients = AddedGradients()
         self.updates_with_training = 0  # counted up to 2
@@ -43,9 +45,9 @@ class TrainingWatch:
     @contextmanager
     def watching(self, started: StartedRun) -> Iterator[None]:
         """Watch the steps of optimizers within the block, which is the loop."""
-        self.first_step = started.context.progress.global_step
-        self.first_sums = sums_of_weights(started)
-        self.first_counts = {
+        self.step_before_loop = started.context.progress.global_step
+        self.sums_before_loop = sums_of_weights(started)
+        self.scheduler_steps_before_loop = {
             scheduler: scheduler.last_epoch for scheduler in started.plan.schedulers
         }
         handle = register_optimizer_step_post_hook(self.note_step)
@@ -83,7 +85,7 @@ class TrainingWatch:
                 "the first update has trained nothing, because no optimizer made a step with "
                 f"gradients: unless later updates do, {TRAINING_ADVICE}"
             )
-        self.added_gradients.watch(started.context.parts.left_gradients.parameters)
+        self.added_gradients.watch(started.context.parts.parameters)
 
     def check_second_update(self) -> None:
         """Look for gradients that the loop clips too early, or does not remove.
@@ -107,9 +109,12 @@ class TrainingWatch:
         if not self.has_trained or self.updates_with_training == 2:
             return
         self.updates_with_training += 1
-        if self.updates_with_training < 2 or not self.first_counts:
+        if self.updates_with_training < 2 or not self.scheduler_steps_before_loop:
             return
-        if all(scheduler.last_epoch == first for scheduler, first in self.first_counts.items()):
+        if all(
+            scheduler.last_epoch == first
+            for scheduler, first in self.scheduler_steps_before_loop.items()
+        ):
             warn(
                 "the scheduler that run.plan.schedule(...) returned makes no steps, so the "
                 "learning rate stays as it is: call scheduler.step() after optimizer.step()"
@@ -121,27 +126,32 @@ class TrainingWatch:
         What an earlier process did is not known, so a resumed run always passes.
         """
         has_updates = started.context.progress.global_step > 0
-        if self.first_step == 0 and has_updates and not self.may_have_trained(started):
+        if self.step_before_loop == 0 and has_updates and not self.may_have_trained(started):
             raise UserError(
                 "the run has trained nothing, because no optimizer made a step with gradients",
                 advice=f"in the loop, {TRAINING_ADVICE}",
             )
 
     def may_have_trained(self, started: StartedRun) -> bool:
-        """Whether a step was noticed, was left out by the loss scale of fp16, or goes unnoticed.
+        """Whether the run has trained something, or may have done so without being noticed.
 
-        A recipe may also change the weights itself, without the step of an optimizer.
+        The answer is yes in these cases:
+
+        - An optimizer made a step with gradients.
+        - The loss scale of fp16 left a step out.
+        - Torch does not report the steps of an optimizer, because its class has no step hooks.
+        - The weights have changed. A recipe may change them without an optimizer.
         """
         optimizers = started.kept.optimizers.values()
         was_skipped = any(getattr(optimizer, "step_was_skipped", False) for optimizer in optimizers)
         if self.has_trained or was_skipped or not all(map(has_step_hooks, optimizers)):
             return True
-        return sums_of_weights(started) != self.first_sums
+        return sums_of_weights(started) != self.sums_before_loop
 
 
 def sums_of_weights(started: StartedRun) -> list[int]:
     """Return a checksum of each parameter that checkpoints have, or of this rank's part of it."""
-    parameters = started.context.parts.left_gradients.parameters.values()
+    parameters = started.context.parts.parameters.values()
     return local_sums_of_bits(parameters).tolist() if parameters else []
 
 

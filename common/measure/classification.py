@@ -217,7 +217,7 @@ class ClassificationSums(Sums):
 
 def require_batch(logits: torch.Tensor, labels: torch.Tensor, classes: int) -> None:
     """Raise a `UserError` unless a batch is logits [n, classes] with n integer labels."""
-    fits = logits.shape == (len(logits) if logits.ndim else 0, classes)
+    fits = logits.ndim == 2 and logits.shape[1] == classes
     is_integer = not (labels.is_floating_point() or labels.is_complex())
     if fits and labels.shape == logits.shape[:1] and is_integer:
         return

@@ -24,9 +24,9 @@ Finish = Callable[[Totals], Mapping[str, Measured]]
 RATIO_ERROR = 0.001
 # The loss may have a larger error, because it may be computed in bf16, which is less exact.
 RATIO_ERROR_OF_LOSS = 0.01
-# A loss over all pairs of a batch, such as a contrastive one, is about log(samples) at first. From
-# 2 to 4 samples it doubles, although it is a mean. So does log(2 × samples) from 1 to 2. And two
-# samples may well form one group, of which a recipe may give the number.
+# A first batch with fewer samples shows no mistake, for two reasons. A contrastive loss is a mean,
+# but it begins near log(samples), which doubles from 2 to 4 samples, or near log(2 × samples),
+# which doubles from 1 to 2. And a count of 1 may be right: the samples may form one group.
 MIN_SAMPLES = 3
 
 
@@ -121,11 +121,11 @@ class FirstBatches:
         ]
 
     def wrong_counts(self, batch_sizes: Sequence[int], finish: Finish | None) -> dict[str, float]:
-        """Return a number of samples that can't be that of both batches, by the call that got it.
+        """Return the wrong numbers of samples that the recipe passed, by the call that got them.
 
-        Only a number that is the same for both batches is taken for wrong. It may rightly be the
-        same: it may count groups, or samples that the recipe generates for each batch. So it must
-        be 1, or the values of the batch must show that they depend on the batch's samples.
+        The second batch has twice the samples, so a number that is the same for both is suspicious.
+        It may be right: it may count groups, or samples that the recipe generates. So it counts as
+        wrong only if it is 1, or if the values of the batches show that they depend on the samples.
 
         Args:
             batch_sizes: the samples of each batch that the loaders gave to this evaluation.

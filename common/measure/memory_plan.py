@@ -111,7 +111,7 @@ class MemoryPlan:
     def lasting_mib(self) -> dict[str, float]:
         """Return the MiB that weights, buffers and optimizer state take now.
 
-        These are the parts that stay in memory, except for the gradients.
+        Gradients stay in memory as well, but `measure_gradients` measures them.
         """
         return {
             "weights": mebibytes(self.model.parameters()),
@@ -153,7 +153,7 @@ class MemoryPlan:
             self.complete()
 
     def is_longest(self, work: Work) -> bool:
-        """Return whether a micro-batch has more tokens than all that were measured before."""
+        """Whether a micro-batch has more tokens than all that were measured before."""
         return self.measured_tokens is None or work.tokens > self.measured_tokens
 
     def measure_gradients(self, *unused: object) -> None:
@@ -188,9 +188,9 @@ class MemoryPlan:
         self.when_measured(self.total / self.device_mib)
 
     def token_ratio(self) -> float:
-        """Return how many times the tokens of the longest measured micro-batch the longest has.
+        """Return the tokens of the longest micro-batch, over those of the longest measured one.
 
-        It is at least 1, and 1 if no activations were measured.
+        The result is at least 1. It is 1 if no activations were measured.
         """
         if self.measured_tokens is None:
             return 1.0
@@ -293,8 +293,8 @@ def saved_storages(uncounted: Iterable[torch.Tensor]) -> Iterator[dict[int, int]
         """Record the storage of a tensor that autograd saves; return what autograd is to save."""
         storage = tensor.untyped_storage()
         # FSDP gathers a layer's full weights for its forward pass and frees them afterwards, so
-        # they are not activations. `known` has only their shards, so they are recognised by their
-        # class. A saved tensor may be a view of a weight.
+        # they are not activations. `sizes` has only the shards of these weights, so their class
+        # tells them. A saved tensor may be a view of a weight.
         base = tensor if tensor._base is None else tensor._base
         is_weight = isinstance(base, nn.Parameter)
         sizes.setdefault(storage.data_ptr(), 0 if is_weight else storage.nbytes())

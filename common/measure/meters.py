@@ -196,7 +196,7 @@ class Meters:
         readings[HOST_MEMORY] = peaks(torch.device("cpu"))[0] / MEBIBYTE
         # In `rows` below, column 0 has the losses, and the others have the fields of `CpuTimes`.
         numbers = [self.sums.last_loss(), *self.load.times().values()]
-        figures, rows = self.gather_figures(self.stopwatch.whole_run, readings, numbers)
+        figures, rows = self.gather_figures(self.stopwatch.steady_interval, readings, numbers)
         figures[TRAINING_LOSS] = float(rows[:, 0].mean())
         if self.was_on_another_device():
             figures.pop(MFU, None)  # the time on the other device is a share of another peak

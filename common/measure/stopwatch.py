@@ -144,10 +144,10 @@ class Stopwatch:
         return self.total_at_last_lap.since(beginning)
 
     @property
-    def whole_run(self) -> Interval:
+    def steady_interval(self) -> Interval:
         """The time and work up to the last lap, without the first updates.
 
-        If there were no others, the first updates are counted.
+        If there are no others, it has the first updates.
         """
         if not self.has_steady_updates:
             return self.total_at_last_lap
@@ -163,7 +163,7 @@ class Stopwatch:
         """The seconds that all updates would have taken without compilation and warming up."""
         if not self.has_steady_updates:
             return self.total_at_last_lap.seconds
-        steady = self.whole_run
+        steady = self.steady_interval
         # Without warming up, the first updates would have taken as long as the others, but no
         # longer than they did take.
         first_seconds = FIRST_UPDATES * steady.seconds / steady.updates

@@ -66,7 +66,7 @@ class TrainingSums:
         """
         self.device = device
         devices.has_float64(device)  # asked now, because the first answer waits for the device
-        # The losses of its micro-batches.
+        # The losses of the last update's micro-batches.
         self.last_update_losses: deque[Value] = deque(maxlen=accumulation)
         self.pending: list[dict[str, Value]] = []  # micro-batches that are not in the sums yet
         # The version of each pending tensor when it was recorded; see `version_of`.

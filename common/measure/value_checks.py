@@ -53,10 +53,13 @@ def measured_value(name: str, value: Measured, caller: str) -> Value:
 
 
 def require_loss_and_metrics(loss: object, metrics: object, call: str) -> None:
-    """Raise a `UserError` unless metrics are a dictionary or None, and the loss is none.
+    """Refuse a loss that is a dictionary, and metrics that are neither a dictionary nor None.
 
     Args:
         call: the recipe's call with its arguments, for a message.
+
+    Raises:
+        UserError: the loss or the metrics are refused.
     """
     caller = call.partition("(")[0]
     if isinstance(loss, Mapping):

@@ -231,11 +231,8 @@ def load_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClas
     return model
 
 
-def small_bert(name: str, data: TextData, dropout: float) -> "BertForSequenceClassification":
-    """Return a small BERT with random weights.
-
-    `name` is not used. It is here so that a recipe can call this function instead of `load_bert`.
-    """
+def small_bert(data: TextData, dropout: float) -> "BertForSequenceClassification":
+    """Return a small BERT with random weights."""
     quiet_transformers()
     from transformers import BertConfig, BertForSequenceClassification
 

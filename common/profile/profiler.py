@@ -122,7 +122,10 @@ class Profiler:
             if window is None:
                 self.meter.finish()
                 least = FIRST_UPDATES + 3  # the end of the shortest window
-                warn(f"the run is not profiled, because fewer than {least} updates are left")
+                warn(
+                    f"the run is not profiled, because fewer than {least} updates are left: start "
+                    "a new run with more updates (--epochs or --max-steps)"
+                )
                 return batches
             self.measurement = self.measure(window, global_step)
             next(self.measurement)  # goes up to the first `yield`, which waits for the first update

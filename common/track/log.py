@@ -94,7 +94,10 @@ class Log:
         if self.accelerator.is_main_process:
             path = self.directory / METRICS_FILE
             if step > 0 and not path.exists():
-                warn(f"{path} is missing, so the rows of the first {step:,} updates are lost")
+                warn(
+                    f"{path} is missing, so the rows of the first {step:,} updates are lost: to "
+                    "keep them, stop the run, restore the file from a backup, and resume again"
+                )
             rows = [row for row in read_lines(path, STEP, warn) if row[STEP] < step]
             write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
             self.metrics_file = open_to_append(path)

@@ -218,17 +218,17 @@ def orthogonal_directions(directions: Tensors, steps: int) -> list[torch.Tensor]
     filters = [in_order_of_memory(direction) for direction in directions]
     matrices = [filter.flatten(1) for filter in filters]
     # Matrices of the same shape are made orthogonal together, in few large operations.
-    numbers_of_equal: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
-    for number, matrix in enumerate(matrices):
-        key = (matrix.shape, matrix.dtype, matrix.device)
-        numbers_of_equal.setdefault(key, []).append(number)
+    indices_by_kind: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
+    for index, matrix in enumerate(matrices):
+        kind = (matrix.shape, matrix.dtype, matrix.device)
+        indices_by_kind.setdefault(kind, []).append(index)
     results = list(directions)
-    for numbers in numbers_of_equal.values():
-        equal_matrices = torch.stack([matrices[number] for number in numbers])
-        orthogonal_matrices = orthogonalized(equal_matrices, steps)
-        for number, matrix in zip(numbers, orthogonal_matrices.unbind(), strict=True):
-            orthogonal_filter = matrix.view(filters[number].shape)
-            results[number] = in_order_of_dimensions(orthogonal_filter, directions[number])
+    for indices in indices_by_kind.values():
+        stacked = torch.stack([matrices[index] for index in indices])
+        orthogonal_matrices = orthogonalized(stacked, steps)
+        for index, matrix in zip(indices, orthogonal_matrices.unbind(), strict=True):
+            orthogonal_filter = matrix.view(filters[index].shape)
+            results[index] = in_order_of_dimensions(orthogonal_filter, directions[index])
     return results
 
 

@@ -37,7 +37,7 @@ class EpochSize(Protocol):
 
 @dataclass(frozen=True)
 class ScheduledRates:
-    """What `Plan.schedule` has done to the learning rates; the defaults are those without a call.
+    """How `Plan.schedule` changed the learning rates; the defaults are those without a call.
 
     A recipe that does not call it has its own learning rates.
     """

@@ -37,6 +37,14 @@ class LastCheck(NamedTuple):
     seconds: float  # this rank's clock
 
 
+class Votes(NamedTuple):
+    """The answers of one rank, or those of any rank."""
+
+    is_stop_requested: bool
+    has_failed: bool  # whether a checkpoint could not be written
+    is_checkpoint_old: bool
+
+
 @dataclass
 class RankDecisions:
     """The decisions that all ranks take together about once a second, after the same update.
@@ -76,11 +84,12 @@ class RankDecisions:
         age = time.perf_counter() - self.saved_at
         is_old = age >= CHECKPOINT_SECONDS and is_main_rank()
         is_requested = self.request.reason is not None
-        votes = [is_requested, failure is not None, is_old]
+        votes = Votes(is_requested, failure is not None, is_old)
         if self.accelerator.num_processes > 1:
             votes = self.votes_of_all(votes, global_step)
-        self.stopping, has_failed, self.is_checkpoint_old = votes
-        if has_failed:
+        self.stopping = votes.is_stop_requested
+        self.is_checkpoint_old = votes.is_checkpoint_old
+        if votes.has_failed:
             self.raise_failure(failure)
 
     def raise_failure(self, own_failure: SaveFailure | None) -> None:
@@ -106,7 +115,7 @@ class RankDecisions:
             resumable=cause.is_disk_error,
         )
 
-    def votes_of_all(self, own_votes: list[bool], global_step: int) -> list[bool]:
+    def votes_of_all(self, own_votes: Votes, global_step: int) -> Votes:
         """Return for each question whether any rank votes yes; called on all ranks.
 
         This also chooses the interval to the next check.
@@ -114,14 +123,20 @@ class RankDecisions:
         now = time.perf_counter()
         last_check = self.last_check or LastCheck(global_step, now)
         self.last_check = LastCheck(global_step, now)
-        *yes_votes, seconds = sum_in_fp32(self.accelerator, [*own_votes, now - last_check.seconds])
-        updates = global_step - last_check.global_step
+        *counts, seconds = sum_in_fp32(self.accelerator, [*own_votes, now - last_check.seconds])
+        self.choose_interval(global_step - last_check.global_step, seconds)
+        return Votes(*(count > 0 for count in counts))
+
+    def choose_interval(self, updates: int, seconds_of_ranks: float) -> None:
+        """Set `check_every` so that a check comes about once a second.
+
+        Args:
+            updates: those since the last check.
+            seconds_of_ranks: the time since the last check, added up over all ranks.
+        """
         if updates > 0:
-            # A check should come about once a second, so the interval is the number of updates in a
-            # second. `seconds` is a sum over ranks, so the updates of all ranks are divided by it.
             updates_of_ranks = updates * self.accelerator.num_processes
-            self.check_every = max(1, int(updates_of_ranks / max(seconds, 1e-3)))
-        return [count > 0 for count in yes_votes]
+            self.check_every = max(1, int(updates_of_ranks / max(seconds_of_ranks, 1e-3)))
 
     def is_stop_announced(self) -> bool:
         """Whether any rank was asked to stop, as far as this rank knows.

@@ -23,8 +23,8 @@ def tell_changed_environment(before: Environment, now: Environment) -> None:
     changes = changes_of_bits(before, now)
     if changes:
         say(
-            f"the run continues with {listed(changes)}, so its last bits may differ from those of "
-            "an uninterrupted run"
+            f"the run continues with {listed(changes)}, so its figures may differ by rounding from "
+            "those of an uninterrupted run"
         )
 
 

@@ -89,8 +89,8 @@ class GradientGuard:
         # A network's parameters are listed only once, because that costs as much as clipping.
         self.parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
         self.has_seen_gradients = False  # whether any network had gradients at a call of `clip`
-        # The optimizers that are treated together at a call for a network, by the identity of the
-        # one that the call names. Finding them costs as much as clipping, too.
+        # For each network, the lists that `optimizers_of` returned, by the `id` of the optimizer
+        # that the recipe passed. Making a list costs as much as clipping, so it is kept.
         self.optimizers: WeakKeyDictionary[nn.Module, dict[int, list[Optimizer]]]
         self.optimizers = WeakKeyDictionary()
         # This rank's losses of the micro-batches of update 1, read only for an error message.
@@ -192,7 +192,10 @@ class GradientGuard:
         self.norms_of_update.clear()
 
     def end_update(self) -> None:
-        """Note that an update is over, so that the next norm of a network is that of another."""
+        """End an update: the next norm of a network belongs to the next update.
+
+        In fp16, gradients that were unscaled but not used by a step are scaled again.
+        """
         self.close_norms_of_update()
         if self.is_fp16:
             self.accelerator.scaler.scale_waiting_gradients()

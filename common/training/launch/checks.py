@@ -166,7 +166,8 @@ def refuse_missing_processes(processes: int) -> None:
     """
     if processes != world_size():
         raise UserError(
-            f"the launcher started {world_size()} processes, but each of them sees {processes}",
+            f"the launcher started {world_size()} processes, but Accelerate would train with "
+            f"{processes} in each of them, so they would not train together",
             advice=LAUNCH_ADVICE,
         )
     # For `--cpu` or MULTI_CPU, `accelerate launch` sets these variables if several processes are

@@ -49,7 +49,7 @@ def test_network_that_is_evaluated_last_is_kept(
     evaluate_two(monkeypatch, last="model")
     error, output = run(*EVALUATED, "--output-dir", tmp_path)
     assert error is None
-    sentence = "2 networks are evaluated before run.log(...): the last one is saved as the best"
+    sentence = "2 networks are evaluated before run.log(...), and the last one is saved as the best"
     assert output.count(sentence) == 1
     assert output.index(sentence) < output.index("step 2/4")
 

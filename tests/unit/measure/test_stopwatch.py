@@ -41,7 +41,7 @@ def test_throughput_leaves_out_the_first_updates() -> None:
     train(stopwatch, clock, 10, seconds=0.5)
     lap = stopwatch.lap()
     assert lap.updates == 20
-    whole = stopwatch.whole_run
+    whole = stopwatch.steady_interval
     assert (whole.updates, whole.samples, whole.tokens) == (20, 320, 3200)
     assert whole.seconds == pytest.approx(10)
     assert whole.wait_seconds == pytest.approx(1)
@@ -55,8 +55,8 @@ def test_short_run_has_a_throughput() -> None:
     stopwatch.start()
     train(stopwatch, clock, FIRST_UPDATES - 1, seconds=2)
     stopwatch.lap()
-    assert stopwatch.whole_run.samples == 16 * (FIRST_UPDATES - 1)
-    assert stopwatch.whole_run.seconds == pytest.approx(2 * (FIRST_UPDATES - 1))
+    assert stopwatch.steady_interval.samples == 16 * (FIRST_UPDATES - 1)
+    assert stopwatch.steady_interval.seconds == pytest.approx(2 * (FIRST_UPDATES - 1))
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 4])
@@ -139,7 +139,7 @@ def test_stopped_stopwatch_counts_nothing() -> None:
     stopwatch.start()
     train(5, 1)
     assert stopwatch.lap().updates == 5
-    whole = stopwatch.whole_run
+    whole = stopwatch.steady_interval
     assert (whole.updates, whole.samples, whole.seconds) == (10, 80, 10)
 
 
@@ -164,7 +164,7 @@ def test_stopwatch_continues_from_a_checkpoint(updates: int) -> None:
         stopwatch.start()
         train(stopwatch, 5)
         lap = stopwatch.lap()
-        results.append((lap, stopwatch.whole_run, stopwatch.total.seconds))
+        results.append((lap, stopwatch.steady_interval, stopwatch.total.seconds))
         assert stopwatch.useful_seconds > 0
     assert results[0] == results[1]
     assert results[0][1].joules == 2 * results[0][1].seconds

@@ -57,7 +57,7 @@ def test_model_has_the_datas_classes_and_the_flags_dropout(
 ) -> None:
     """Each class keeps its name, for pretrained and small models."""
     data = data_for(str(checkpoint), odd_text)
-    for model in (load_bert(str(checkpoint), data, 0.3), small_bert("scratch", data, 0.3)):
+    for model in (load_bert(str(checkpoint), data, 0.3), small_bert(data, 0.3)):
         assert model.config.id2label == {0: "animals", 1: "colours", 2: "numbers"}
         assert model.config.hidden_dropout_prob == 0.3
         assert model.config.attention_probs_dropout_prob == 0.3

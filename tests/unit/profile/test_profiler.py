@@ -212,12 +212,8 @@ def test_short_run_says_that_it_is_not_profiled(
     run.updates_per_epoch = 2
     run.run()
     assert run.global_step == run.stopwatch.total.updates == 5
-    assert (
-        capsys.readouterr().out.count(
-            "the run is not profiled, because fewer than 6 updates are left"
-        )
-        == 1
-    )
+    warning = "the run is not profiled, because fewer than 6 updates are left: start a new run"
+    assert capsys.readouterr().out.count(warning) == 1
     assert not (tmp_path / "profile").exists()
 
 
