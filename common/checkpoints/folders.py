@@ -1,7 +1,6 @@
 """Lists, verifies and chooses the finished checkpoints of a run, and removes old ones."""
 
 import contextlib
-import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -281,10 +280,10 @@ def put_other_runs_aside(folder: Path, run_id: str) -> None:
 def free_name(path: Path) -> Path:
     """Return `path`, or if it exists the first free name of `path`-2, `path`-3 and so on."""
     candidate = path
-    for number in itertools.count(2):
-        if not os.path.lexists(candidate):
-            break
+    number = 2
+    while os.path.lexists(candidate):
         candidate = path.with_name(f"{path.name}-{number}")
+        number += 1
     return candidate
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from common.checkpoints.adapters import sums_of_bits
+from common.checkpoints.checksums import sums_of_bits
 from common.checkpoints.export import whole_tensors
 from common.checkpoints.pack import Tensors
 from common.checkpoints.shards import fill

@@ -44,7 +44,6 @@ from common.system.platforms.files import replace_file, sync
 if TYPE_CHECKING:
     from common.checkpoints.shards import Rows
 
-HOST = torch.device("cpu")
 # Seconds to wait for the files of other ranks once this rank has failed.
 LAST_PATIENCE = 5.0
 POLL_SECONDS = 0.01  # seconds between two checks for the files of other ranks

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from common.checkpoints.adapters import bare_optimizer, local_sums_of_bits
+from common.checkpoints.adapters import bare_optimizer
+from common.checkpoints.checksums import local_sums_of_bits
 from common.console import warn
 from common.errors import UserError
 from common.lifecycle.added_gradients import AddedGradients

@@ -7,7 +7,7 @@ from accelerate import Accelerator
 from accelerate.utils import extract_model_from_parallel
 from torch import nn
 
-from common.checkpoints.adapters import sums_of_bits
+from common.checkpoints.checksums import sums_of_bits
 from common.checkpoints.shards import is_sharded
 from common.errors import TrainingError
 from common.ranks.agreement import differing_positions

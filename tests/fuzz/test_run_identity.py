@@ -32,7 +32,7 @@ from torch import nn
 from common.checkpoints.export import save_model
 from common.checkpoints.newest import restore_newest
 from common.checkpoints.state import Parts
-from common.checkpoints.store import HOST, Checkpoints
+from common.checkpoints.store import Checkpoints
 from common.config import TrainingConfig
 from common.errors import UserError
 from common.flags import role_of
@@ -113,7 +113,7 @@ class Attempt:
             1,
             KEEP,
             5.0,
-            HOST,
+            torch.device("cpu"),
             run_id=self.directory.run_id,
             require_ownership=self.directory.require_ownership,
         )

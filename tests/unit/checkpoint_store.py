@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 from common.checkpoints import folders
-from common.checkpoints.store import HOST, Checkpoints
+from common.checkpoints.store import Checkpoints
 from tests.unit.manifest_facts import FACTS
 
+HOST = torch.device("cpu")
 RUN_ID: str = FACTS["run_id"]
 
 

@@ -419,7 +419,7 @@ COLLECTIVES = {
 # profiles.
 HAS_COLLECTIVES = {
     "common.ranks.agreement",
-    "common.checkpoints.adapters",  # the bits of sharded weights
+    "common.checkpoints.checksums",  # the bits of sharded weights
     "common.profile.profiler",
     "common.training.evaluation.mode",
     "common.training.gradients.averaging",

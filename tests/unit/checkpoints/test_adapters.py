@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.checkpoints.adapters import Network, sums_of_bits
+from common.checkpoints.adapters import Network
+from common.checkpoints.checksums import sums_of_bits
 
 DTYPES = (
     torch.float64,
