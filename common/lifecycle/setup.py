@@ -11,9 +11,9 @@ from common.config import TrainingConfig
 from common.errors import UserError
 from common.failures.outcomes import outcome_of
 from common.flags import check_limits, flag_values_of
+from common.lifecycle.crossed_shapes import refuse_crossed_shapes
 from common.lifecycle.resolution import ConfigResolution
 from common.lifecycle.stages import Context
-from common.lifecycle.tensor_errors import refuse_crossed_shapes
 from common.measure.meters import Meters
 from common.objective import Objective
 from common.run_directory.directory import RunDirectory

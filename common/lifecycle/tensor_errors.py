@@ -5,17 +5,14 @@ traceback hold the batch, in training and in evaluations alike, so the explanati
 """
 
 import re
-import warnings
 from collections.abc import Iterator
-from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, cast
+from types import FrameType
 
 import torch
 
 from common.data.places import values_with_places
 from common.failures.error_causes import is_lost_process, is_out_of_memory
-from common.system.installed_code import is_in_standard_library, is_installed
+from common.failures.user_frames import is_of_user, package_of, tracebacks_of
 from common.system.wording import listed
 
 EXPLAINED_CLASSES = (RuntimeError, IndexError, ValueError, UserWarning, TypeError)
@@ -73,39 +70,14 @@ OPERATOR_ERROR = re.compile(
     r"|^Expected .*\dD .*input to \w+, but got|expected both vectors to have same dtype"
     r"|device-side assert"
 )
-ALL_ONES = r"1(?:, 1)*\]"
-# A warning of torch's losses for predictions and targets of the same shape, except that one of them
-# has a further dimension of size 1 at its end, such as predictions [n, 1] and targets [n] with n
-# above 1. Such a loss compares each prediction with the targets of other samples. If all sizes are
-# 1, there is only one target.
-CROSSED_SHAPES = (
-    rf"Using a target size \(torch\.Size\(\[(?!{ALL_ONES})(.+)\]\)\) that is different to the "
-    r"input size \(torch\.Size\(\[\1, 1\]\)\)",
-    rf"Using a target size \(torch\.Size\(\[(?!{ALL_ONES})(.+), 1\]\)\) that is different to the "
-    r"input size \(torch\.Size\(\[\1\]\)\)",
-)
-LIBRARIES = ("common", "torch", "accelerate")
 CLASS_LOSSES = ("cross_entropy", "nll_loss")  # functions of torch that take scores of classes
 TensorAtPlace = tuple[str, torch.Tensor]
 
 
-def refuse_crossed_shapes() -> None:
-    """Let torch's losses raise their warning of `CROSSED_SHAPES`, nearly always a mistake."""
-    for message in CROSSED_SHAPES:
-        warnings.filterwarnings("error", message=message)
-
-
-def allow_crossed_shapes() -> None:
-    """Remove the warning filters of `refuse_crossed_shapes` from the process."""
-    refusals = [("error", re.compile(message, re.IGNORECASE)) for message in CROSSED_SHAPES]
-    filters = cast("list[tuple[Any, ...]]", warnings.filters)
-    filters[:] = [entry for entry in filters if entry[:2] not in refusals]
-
-
 def likely_cause_of(error: BaseException) -> str | None:
     """Return a sentence with the likely cause of an error about a batch; None for other errors."""
-    is_other = not isinstance(error, EXPLAINED_CLASSES)
-    if is_other or is_out_of_memory(error) or is_lost_process(error):
+    is_explained = isinstance(error, EXPLAINED_CLASSES)
+    if not is_explained or is_out_of_memory(error) or is_lost_process(error):
         return None
     frames = [entry.tb_frame for entry in tracebacks_of(error)]
     own_frames = [frame for frame in frames if is_of_user(frame)]
@@ -135,47 +107,6 @@ def likely_cause_of(error: BaseException) -> str | None:
         f"{shapes_in_words([*batch, *compared])}: change the data, or the sizes that the model is "
         "built with"
     )
-
-
-def shorten_traceback(error: BaseException) -> None:
-    """Leave only the frames of the user's code in the traceback of an error."""
-    shortened: TracebackType | None = None
-    for entry in tracebacks_of(error):  # the innermost first
-        if is_of_user(entry.tb_frame):
-            shortened = TracebackType(shortened, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    error.__traceback__ = shortened
-
-
-def place_in_words(error: BaseException) -> str:
-    """Return the innermost line of the user's code in an error's traceback, in brackets."""
-    for entry in tracebacks_of(error):
-        if is_of_user(entry.tb_frame):
-            file = Path(entry.tb_frame.f_code.co_filename).name
-            return f" (in {file}, line {entry.tb_lineno})"
-    return ""
-
-
-def tracebacks_of(error: BaseException) -> list[TracebackType]:
-    """Return the entries of an error's traceback, the innermost first."""
-    entries: list[TracebackType] = []
-    entry = error.__traceback__
-    while entry is not None:
-        entries.append(entry)
-        entry = entry.tb_next
-    return entries[::-1]
-
-
-def is_of_user(frame: FrameType) -> bool:
-    """Whether a frame runs the recipe, or a module of the user's."""
-    file = frame.f_code.co_filename
-    is_of_library = package_of(frame) in LIBRARIES or is_installed(file)
-    return not is_of_library and not is_in_standard_library(file)
-
-
-def package_of(frame: FrameType) -> str:
-    """Return the name of the package whose code a frame runs."""
-    name: str = frame.f_globals.get("__name__", "")
-    return name.partition(".")[0]
 
 
 def is_raised_by_torch(error: BaseException, frames: list[FrameType]) -> bool:

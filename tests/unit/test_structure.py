@@ -57,7 +57,14 @@ LEVELS_WITHIN = {
         ("batch_size",),
     ),
     "common.lifecycle": (
-        ("added_gradients", "first_batch", "misuse", "resolution", "tensor_errors"),
+        (
+            "added_gradients",
+            "crossed_shapes",
+            "first_batch",
+            "misuse",
+            "resolution",
+            "tensor_errors",
+        ),
         ("stages",),
         (
             "keeping",

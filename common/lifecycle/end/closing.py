@@ -12,10 +12,11 @@ from common.data.workers.processes import kill_workers
 from common.errors import Preempted, TrainingError, UserError
 from common.failures.error_causes import is_lost_process, is_out_of_memory, lost_process_in_words
 from common.failures.outcomes import Outcome, outcome_of
+from common.failures.user_frames import place_in_words, shorten_traceback
 from common.lifecycle.end import releasing
 from common.lifecycle.end.error_report import claim_report
 from common.lifecycle.stages import Context, Stages
-from common.lifecycle.tensor_errors import likely_cause_of, place_in_words, shorten_traceback
+from common.lifecycle.tensor_errors import likely_cause_of
 from common.measure.memory import lift_limit
 from common.run_directory.directory import LOST_AGAIN, LOST_AGAIN_ADVICE, RunDirectory
 from common.run_directory.status import read_status

@@ -7,9 +7,9 @@ from torch.distributed import FileStore, PrefixStore
 
 from common.data.loader import Loader
 from common.errors import Preempted, UserError
+from common.lifecycle.crossed_shapes import allow_crossed_shapes
 from common.lifecycle.end.error_report import report_once
 from common.lifecycle.stages import Context
-from common.lifecycle.tensor_errors import allow_crossed_shapes
 from common.measure.memory import lift_limit
 from common.ranks.agreement import announcements
 from common.system.allocator import HEAP

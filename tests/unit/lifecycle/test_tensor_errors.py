@@ -16,12 +16,9 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from common.errors import UserError
+from common.lifecycle.crossed_shapes import allow_crossed_shapes, refuse_crossed_shapes
 from common.lifecycle.end.closing import add_notes
-from common.lifecycle.tensor_errors import (
-    allow_crossed_shapes,
-    likely_cause_of,
-    refuse_crossed_shapes,
-)
+from common.lifecycle.tensor_errors import likely_cause_of
 from common.training.evaluation.rehearsal import Rehearsal
 
 SCORES = torch.zeros(8, 3)  # of 8 samples and 3 classes
