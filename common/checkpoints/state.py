@@ -66,13 +66,13 @@ class Parts:
         self.shared: dict[str, Stateful] = {}
         self.of_rank: dict[str, Stateful] = {}
         self.left_gradients = LeftGradients({})  # `add_left_gradients` replaces it
-        self.compared_names: set[str] = set()  # of shared parts whose states are compared
+        self.names_that_may_differ: set[str] = set()  # of shared parts
         self.differing_names: set[str] = set()  # of those whose states differed at the last save
         # The descriptions of the parts, by name; empty until training starts.
         self.parts_described: dict[str, PartDescription] = {}
 
     def add(
-        self, name: str, part: Stateful, *, shared: bool = True, compared: bool = False
+        self, name: str, part: Stateful, *, shared: bool = True, may_differ: bool = False
     ) -> None:
         """Save a part in each checkpoint from now on.
 
@@ -88,9 +88,10 @@ class Parts:
         this method, each rank gets the state of rank 0.
 
         Args:
-            compared: whether the states of a shared part may differ between ranks after all. Each
-                rank then writes its own. Without `load_from_ranks`, they can only be restored on
-                the same number of processes. It has no effect on a module or an optimizer.
+            may_differ: whether the ranks compare the states of a shared part before each save. If
+                the states differ, each rank writes its own. Without `load_from_ranks`, they can
+                then only be restored on the same number of processes. It has no effect on a module
+                or an optimizer.
 
         Raises:
             UserError: the name is taken; it begins with "rank-" or "frozen-", or is "best-" and at
@@ -99,23 +100,23 @@ class Parts:
                 value that a checkpoint can't hold.
         """
         self.check_name(name)
+        saved: Stateful = part
         if isinstance(part, torch.Generator):
-            part = GeneratorState(part)
-        if isinstance(part, nn.Module):
-            module: nn.Module = extract_model_from_parallel(part)
-            part = module
-            if shared:
-                part = Network(module)
-                self.of_rank[name] = part  # for its buffers
+            saved = GeneratorState(part)
+        elif isinstance(part, nn.Module):
+            saved = extract_model_from_parallel(part)
         elif isinstance(part, torch.optim.Optimizer):
-            part = OptimizerState(part)
-        elif compared:
-            self.compared_names.add(name)
-        require_savable_state(name, part)  # now rather than at the first save
+            saved = OptimizerState(part)
+        if isinstance(saved, nn.Module) and shared:
+            saved = Network(saved)
+            self.of_rank[name] = saved  # for its buffers
+        if may_differ and not isinstance(saved, (nn.Module, Network, OptimizerState)):
+            self.names_that_may_differ.add(name)
+        require_savable_state(name, saved)  # now rather than at the first save
         if shared:
-            self.shared[name] = part
+            self.shared[name] = saved
         else:
-            self.of_rank[name] = part
+            self.of_rank[name] = saved
 
     def networks(self) -> dict[str, nn.Module]:
         """Return the networks that were added, by name."""
@@ -135,7 +136,7 @@ class Parts:
         """Save the gradients that updates leave in the networks which were added before."""
         self.left_gradients = LeftGradients(self.networks())
         self.shared[LEFT_GRADIENTS] = self.left_gradients
-        self.compared_names.add(LEFT_GRADIENTS)
+        self.names_that_may_differ.add(LEFT_GRADIENTS)
 
     def check_name(self, name: str) -> None:
         """Raise a `UserError` if a part's name is taken, or can't be used in names of files."""
@@ -169,7 +170,7 @@ class Parts:
         """
         if accelerator.num_processes == 1:
             return
-        names = sorted(self.compared_names)
+        names = sorted(self.names_that_may_differ)
         numbers = []
         for name in names:
             digest = digest_of_state(without_shards(self.shared[name].state_dict()))
@@ -244,7 +245,7 @@ class Parts:
             needs_all_states = not has_same_ranks and name not in manifest.shared
             if needs_all_states and isinstance(part, LoadsFromRanks):
                 load_from_ranks(part, states, path, name)
-            elif needs_all_states and name in self.compared_names:
+            elif needs_all_states and name in self.names_that_may_differ:
                 raise other_rank_count_error(path, name, len(states), world_size)
             else:  # the first state is this rank's, or rank 0's if the number of ranks has changed
                 load(part, states[0], path, name)
@@ -286,7 +287,7 @@ class Parts:
     def require_same_names(self, path: Path, manifest: Manifest) -> None:
         """Raise a `UserError` if the checkpoint or this run has a part that the other lacks."""
         # The compared parts that differed between ranks when the checkpoint was written.
-        differing_names = self.compared_names & manifest.of_ranks[0].keys()
+        differing_names = self.names_that_may_differ & manifest.of_ranks[0].keys()
         different_names = self.shared.keys() ^ (manifest.shared.keys() | differing_names)
         for state in manifest.of_ranks:
             different_names |= self.of_rank.keys() ^ (state.keys() - differing_names)

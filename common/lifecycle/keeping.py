@@ -42,7 +42,7 @@ def keep(
         # These two functions change nothing about a part that is not an optimizer.
         turn_off_unfit_fused_kernel(bare_part, context.accelerator.device)
         start_momentum(bare_part)
-        context.parts.add(name, part, compared=True)
+        context.parts.add(name, part, may_differ=True)
     refuse_unkept_part(context.accelerator, parts.values())
     refuse_unprepared_model(context.accelerator, model)
     refuse_unprepared_optimizer(context.accelerator, optimizer)
