@@ -28,7 +28,7 @@ from common.run_directory.records import (
     Provenance,
 )
 from common.storage.json_files import write_json
-from common.system.devices.libraries import library_versions
+from common.system.devices import library_versions
 from common.system.installed_code import is_installed
 from common.system.launch_variables import is_main_rank, local_world_size, world_size
 from common.system.platforms.limits import usable_cores

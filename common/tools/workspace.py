@@ -78,8 +78,14 @@ def goal_metrics(objective: str | None) -> list[str]:
     """
     if objective is not None:
         return [Objective.parse(objective).metric]
-    # Metrics of evaluations are listed without their split, so their names have no slash.
-    return [name for name, metric in METRICS.items() if "/" not in name and metric.better == "max"]
+    goals = []
+    for name, metric in METRICS.items():
+        # Metrics of evaluations are listed without their split, so their names have no slash. A
+        # metric without a panel, such as the scaling efficiency, is not from an evaluation.
+        is_of_evaluations = "/" not in name and metric.panel
+        if is_of_evaluations and metric.better == "max":
+            goals.append(name)
+    return goals
 
 
 def metrics_of_panels(goals: Sequence[str]) -> dict[str, dict[str, list[str]]]:

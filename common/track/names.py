@@ -104,7 +104,7 @@ METRICS = {
         unit="samples/s",
         better="max",
         form=",.0f",
-        meaning="the same, divided by the number of processes",
+        meaning="samples that one process trains on in a second, on average",
     ),
     TOKEN_THROUGHPUT: Metric(
         "throughput",
@@ -142,7 +142,7 @@ METRICS = {
         panel="Speed",
         better="max",
         form=".1%",
-        meaning="their share of the device's peak speed",
+        meaning="the share of the device's peak rate that the model's operations reach",
     ),
     GOODPUT: Metric(
         "goodput",
@@ -211,7 +211,7 @@ METRICS = {
         panel="Energy",
         better="max",
         form=".1%",
-        meaning="the same, of the GPU that computes least",
+        meaning="the share of the time in which the least busy GPU computes",
     ),
     GPU_POWER: Metric(
         "GPU power",

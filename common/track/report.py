@@ -251,13 +251,13 @@ def metric_suffixes(
     prefix = f"{PREFIXES[split]}/"
     final_key = prefix + objective.metric
     best_key = objective.best_key
-    split_metrics = [
-        name for name in summary if name.startswith(prefix) and name != f"{prefix}count"
-    ]
-    # The objective comes first. A name that occurs again keeps its first place.
-    suffixes = dict.fromkeys([final_key, best_key, *split_metrics], f", {split}")
-    if split == "validation" and summary.get(final_key) == summary.get(best_key):
-        del suffixes[best_key]  # its row would repeat the final value
-    else:
+    suffixes = {final_key: f", {split}"}  # the objective comes first
+    repeats_final = split == "validation" and summary.get(final_key) == summary.get(best_key)
+    if not repeats_final:
         suffixes[best_key] = ", validation"  # the best model is always chosen on validation data
-    return suffixes | dict.fromkeys(WHOLE_RUN_METRICS, "")
+    for name in summary:
+        if name.startswith(prefix) and name not in (f"{prefix}count", best_key):
+            suffixes[name] = f", {split}"
+    for name in WHOLE_RUN_METRICS:
+        suffixes[name] = ""
+    return suffixes

@@ -1,9 +1,9 @@
-"""The capabilities of a device, found by asking or trying it, and never concluded from its name.
+"""The capabilities of a device: torch is asked, or the capability is tried once.
 
-Each function takes a `torch.device` and works for a CPU, a GPU of any vendor, and a backend from
-outside of torch. If torch offers no query for a capability, a function tries it once on a tiny
-tensor, and the result is remembered. If torch's module for the device (such as ``torch.mps``) lacks
-a function, the device lacks the capability.
+A function about a device takes a `torch.device` and works for a CPU, a GPU of any vendor, and a
+backend from outside of torch. If torch offers no query for a capability, a function tries it once
+on a tiny tensor, and the result is remembered. If torch's module for the device (such as
+``torch.mps``) lacks a function, the device lacks the capability.
 
 Other packages import from here. The list shows which module has which function.
 """
@@ -11,6 +11,7 @@ Other packages import from here. The list shows which module has which function.
 from common.system.devices.compilation import can_launch_graphs, has_compiler
 from common.system.devices.current import current_device, use
 from common.system.devices.host_copies import has_pinned_memory, to_device
+from common.system.devices.libraries import library_versions
 from common.system.devices.memory import (
     MemoryRoom,
     allocated_bytes,
@@ -78,6 +79,7 @@ __all__ = [
     "is_accelerator",
     "is_cpu_asked_for",
     "keeps_peaks",
+    "library_versions",
     "memory_room",
     "new_stream",
     "on_stream",

@@ -63,8 +63,9 @@ def flag_differences_within(run: ComparedRun) -> list[FactDifference]:
     for change in flag_changes(run):
         last_value = text_of_flag(run.saved_config.flags.get(change.name, change.after))
         if change.before is None:
-            # Only the value after the change is known, and the value before differs from it. If it
-            # is not the last value, the value before may equal the last one, and is not reported.
+            # The run recorded only the new value of this change. Its old value was another one. If
+            # the new value is also the last value, the old value differs from the last value.
+            # Otherwise the two may be equal, so nothing is reported.
             differs = text_of_flag(change.after) == last_value
         else:
             differs = change.before != last_value

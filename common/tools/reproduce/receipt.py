@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from common.errors import UserError
 from common.run_directory.record_files import Record, read_record_if_there
 from common.storage.json_files import write_json
 
@@ -106,6 +107,19 @@ def write_receipt(directory: Path, receipt: Reproduction) -> None:
 
 
 def read_receipt(directory: Path) -> Reproduction | None:
-    """Return the receipt in a run's folder; None if there is none."""
-    advice = "restore it from a backup, or pass another --output-dir to reproduce the run again"
-    return read_record_if_there(directory / RECEIPT, Reproduction, advice)
+    """Return the receipt in a run's folder; None if there is none.
+
+    Raises:
+        UserError: the file can't be read, is not a receipt, or has a different format.
+    """
+    file = directory / RECEIPT
+    reproduce_again = "pass another --output-dir to reproduce the run again"
+    advice = f"restore it from a backup, or {reproduce_again}"
+    receipt = read_record_if_there(file, Reproduction, advice)
+    if receipt is not None and receipt.format != FORMAT:
+        raise UserError(
+            f"{file} has format {receipt.format}, but this version of recipes reads only format "
+            f"{FORMAT}",
+            advice=reproduce_again,
+        )
+    return receipt

@@ -10,8 +10,8 @@ import pytest
 
 from common.errors import UserError
 from common.metric_names import STEP
-from common.tools.workspace import main
-from common.track.names import METRICS, SPLITS
+from common.tools.workspace import goal_metrics, main
+from common.track.names import EFFICIENCY, METRICS, SPLITS
 
 # wandb-workspaces itself raises these warnings.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces")
@@ -54,6 +54,14 @@ def test_view_shows_every_metric_that_has_a_panel(capsys: pytest.CaptureFixture[
         names = [name] if "/" in name else [f"{split}/{name}" for split in SPLITS]
         assert (shown >= set(names)) == bool(metric.panel), name
     assert shown >= {"train/rmse", "val/rmse", "test/rmse", "val/best_rmse"}
+
+
+def test_only_metrics_of_evaluations_are_goals() -> None:
+    """No run logs the scaling efficiency, so without --objective it gets no bar and no column."""
+    goals = goal_metrics(None)
+    assert {"accuracy", "psnr"} <= set(goals)
+    assert EFFICIENCY not in goals
+    assert goal_metrics("rmse:min") == ["rmse"]
 
 
 def test_report_has_the_panels_of_the_view(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,8 +72,9 @@ def judge_sharded_processes(bench: Bench) -> Verdict:
 def verdict_of_runs(runs: ProcessRuns) -> Verdict:
     """Return the verdict on a run on one process and one on two.
 
-    If it fails although the micro-batches of one process do not make the updates of a whole batch
-    either, they say nothing about two processes. Then the causes are those of the accumulation.
+    The run on one process accumulates micro-batches. If its updates already differ from those of
+    whole batches, the mistake is in the accumulation, and the comparison says nothing about two
+    processes. The verdict then has the causes of the check `accumulation`.
     """
     verdict = verdict_of(runs.pair)
     if verdict.passed is not False or runs.in_float64 or not runs.accumulates:

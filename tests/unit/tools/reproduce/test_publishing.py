@@ -11,11 +11,12 @@ from common.errors import UserError
 from common.run_directory.provenance import current_attempt
 from common.run_directory.records import PROVENANCE
 from common.tools.reproduce.code import code_of_run
-from common.tools.reproduce.compared_run import read_compared_run, read_old_run
+from common.tools.reproduce.compared_run import ComparedRun, read_compared_run, read_old_run
 from common.tools.reproduce.comparison import compare_weights
 from common.tools.reproduce.fact_differences import differences_of
 from common.tools.reproduce.publishing import name_of_path, publish_run, without_paths
 from common.tools.reproduce.receipt import (
+    FORMAT,
     Reproduction,
     default_output,
     read_receipt,
@@ -84,20 +85,25 @@ def test_published_run_has_no_paths_and_is_signed(tmp_path: Path) -> None:
     assert "no weights that would show where" in str(other.exported_difference)
 
 
-def test_receipt_is_published_without_paths(tmp_path: Path) -> None:
-    """Only a finished receipt of this run counts. Publishing again removes any other."""
-    run = write_run(tmp_path / "first")
-    folder = tmp_path / "published"
-    receipt = Reproduction(
-        format=1,
+def receipt_of(run: ComparedRun, command: str = "") -> Reproduction:
+    """Return the receipt of a reproduction of a run that has ended with equal bits."""
+    return Reproduction(
+        format=FORMAT,
         original=str(run.directory),
         original_run_id=run.saved_config.run_id,
         flags=[],
         result="equal bits",
-        command=f"python {tmp_path}/train.py --config {run.directory}/config.json",
+        command=command,
         tolerance=None,
         began="2026-01-01T00:00:00+00:00",
     )
+
+
+def test_receipt_is_published_without_paths(tmp_path: Path) -> None:
+    """Only a finished receipt of this run counts. Publishing again removes any other."""
+    run = write_run(tmp_path / "first")
+    folder = tmp_path / "published"
+    receipt = receipt_of(run, f"python {tmp_path}/train.py --config {run.directory}/config.json")
     reproduced = default_output(run.directory)
     reproduced.mkdir()
     write_receipt(reproduced, receipt)
@@ -113,6 +119,14 @@ def test_receipt_is_published_without_paths(tmp_path: Path) -> None:
         write_receipt(reproduced, receipt.model_copy(update=changes))
         publish_run(run.directory, folder)
         assert read_receipt(folder) is None
+
+
+def test_receipt_in_another_format_is_refused(tmp_path: Path) -> None:
+    """A later version may mean something else by the same fields."""
+    run = write_run(tmp_path / "first")
+    write_receipt(tmp_path, receipt_of(run).model_copy(update={"format": FORMAT + 1}))
+    with pytest.raises(UserError, match=rf"has format {FORMAT + 1}.*pass another --output-dir"):
+        read_receipt(tmp_path)
 
 
 def test_files_of_an_earlier_published_run_do_not_stay(tmp_path: Path) -> None:
