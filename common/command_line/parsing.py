@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from common.run_directory.effective_batch import ResumableConfig
 
     class ParsableConfig(ResumableConfig, Protocol):
-        """What the command line needs of a recipe's `Config`, which is a `TrainingConfig`."""
+        """The attributes that parsing needs of a recipe's `Config`."""
 
         evaluate_only: bool
 
@@ -145,7 +145,9 @@ def note_refusal(early_flags: argparse.Namespace, refusal: SystemExit) -> None:
     if isinstance(refusal, UserError):
         reason = refusal.message
     outcome = Outcome("failed", resumable=False, reason=reason)
-    write_refusal(directory_named_by(early_flags), outcome, resume=early_flags.resume is not None)
+    write_refusal(
+        directory_named_by(early_flags), outcome, is_resume=early_flags.resume is not None
+    )
 
 
 def directory_named_by(early_flags: argparse.Namespace) -> str | Path | None:

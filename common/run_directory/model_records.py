@@ -56,7 +56,10 @@ class PixelFormat(Record, extra="ignore"):
 
 
 class RequestedFormat(NamedTuple):
-    """What the user or a model requires of a `PixelFormat`; None: the images determine it."""
+    """The parts of a `PixelFormat` that the user or a model requires.
+
+    None: the images determine the part.
+    """
 
     image_size: int | None = None
     channels: int | None = None

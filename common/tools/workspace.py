@@ -42,7 +42,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("project", metavar="ENTITY/PROJECT", help="at W&B")
     parser.add_argument("--name", default="Recipes side by side", help="name of the view or report")
     parser.add_argument(
-        "--objective", metavar="METRIC:max", help="objective of the runs, if it is a copy's own"
+        "--objective",
+        metavar="METRIC:max",
+        help="objective of the runs, if a copied recipe has another one, such as rmse:min",
     )
     parser.add_argument("--report", action="store_true", help="make a report instead of a view")
     parser.add_argument("--dry-run", action="store_true", help="print it as JSON, save nothing")

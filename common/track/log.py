@@ -33,7 +33,7 @@ from common.track.trackers.tracker import Command, TrackedRun, Tracker, TrackerU
 
 
 class PrintedEvaluation(NamedTuple):
-    """What identifies an evaluation, so that none is printed twice."""
+    """The key of an evaluation, so that none is printed twice."""
 
     split: Split
     step: float

@@ -272,9 +272,12 @@ def metric_named(name: str) -> Metric:
     if bare.startswith("best_"):
         metric = metric_named(bare.removeprefix("best_"))
         return replace(metric, label=f"best {metric.label}")
+    if name in METRICS:
+        return METRICS[name]
+    if bare in METRICS:  # a metric that splits share
+        return METRICS[bare]
     has_chart = prefix in ("", *SPLITS)
-    recipe_metric = Metric(bare.replace("_", " "), panel="Learning" if has_chart else "")
-    return METRICS.get(name) or METRICS.get(bare, recipe_metric)
+    return Metric(bare.replace("_", " "), panel="Learning" if has_chart else "")
 
 
 def is_proportion(name: str) -> bool:

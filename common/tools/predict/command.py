@@ -87,7 +87,7 @@ def read_command_line(words: Sequence[str] | None) -> argparse.Namespace:
         "--top-k", type=int, default=3, metavar="N", help="classes to print (default: 3)"
     )
     parser.add_argument(
-        "--recipe", metavar="FILE", help="the file that defines the model, if it is a copy"
+        "--recipe", metavar="FILE", help="the recipe's file, if a copied recipe trained the run"
     )
     parser.add_argument(
         "--benchmark", action="store_true", help="print latency and throughput instead"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check returns: whether the recipe has passed, and otherwise the causes and advice.
+    """The result of a check: whether the recipe has passed, and if not, the causes and the advice.
 
     `run_check` in `proof.py` adds the check's name and duration, which gives a `CheckResult`.
     """

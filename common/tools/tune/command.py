@@ -4,8 +4,8 @@
 
 Give each flag of the recipe one value for all trials, a range low:high or low:high:log, or choices
 a,b,c. Each trial is a normal run in a directory of its own, runs/tune-RECIPE-TIMESTAMP/trial-N. The
-search stops a trial that is worse than most others were after as many epochs. Continue a search
-that was stopped or killed with --study DIRECTORY.
+search stops a trial whose best result so far is worse than the median of the finished trials at the
+same epoch. Continue a search that was stopped or killed with --study DIRECTORY.
 """
 
 import argparse

@@ -132,8 +132,8 @@ class Search:
     def watch(self, trial: Trial, run: LaunchedRun) -> TrialResult:
         """Follow a trial's run to its end, or until the study prunes it.
 
-        The study gets each evaluation of the run once. It prunes a trial that is worse than others
-        were at the same epoch.
+        The study gets each evaluation of the run once. It prunes a trial that is worse than the
+        median of the finished trials at the same epoch.
 
         Raises:
             UserError: the trial has no validation data, a signal stopped it, or it never evaluated.

@@ -11,4 +11,5 @@ class SearchSettings:
     flags: tuple[str, ...]  # the words as typed: ranges, choices, and flags that all trials share
     config_file: str | None  # the config file for `accelerate launch`
     trials: int = 20  # the number of trials in all, with those of earlier starts
-    prune: bool = True  # whether to stop a trial that is worse than others were at the same epoch
+    # Whether to stop a trial that is worse than the median of the finished trials at its epoch.
+    prune: bool = True

@@ -19,7 +19,7 @@ from common.track.recorded_media import MediaEntry
 
 
 class Command(NamedTuple):
-    """What a user can do with a tracked run after its end."""
+    """A command or address with which a user views or uploads a tracked run."""
 
     purpose: Literal["view", "upload"]
     text: str  # a line for the shell, or a URL

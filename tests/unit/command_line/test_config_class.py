@@ -1,4 +1,4 @@
-"""A recipe's `Config` whose attributes would silently be no flags."""
+"""A recipe's `Config` with a value that looks like a flag but is none."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def verdict_of(
 def growths_of(measurements: Sequence[MemoryInUse], limits: Mapping[str, float]) -> list[Growth]:
     """Return the growth of each type of memory that was measured."""
     steps = [float(measurement.step) for measurement in measurements]
-    # What never falls and rises several times has no noise.
+    # A size that rises several times and never falls is not noise.
     exact_sizes = {
         "tensors": [measurement.tensors for measurement in measurements],
         "arrays": [measurement.array_bytes for measurement in measurements],

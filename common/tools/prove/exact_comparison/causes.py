@@ -117,8 +117,10 @@ def causes_after_resume(
     """
     lost = lost_values(reference, other)
     targets = targets_begun_anew(reference, other, difference)
-    causes = causes_of_lost_values((lost.lasting | targets) or lost.temporary)
-    if targets and not lost.lasting and difference is not None:
+    lasting = lost.lasting | targets
+    causes = causes_of_lost_values(lasting or lost.temporary)
+    has_only_targets = bool(targets) and not lost.lasting
+    if has_only_targets and difference is not None:
         # A variable of the `for` statement does no harm if the loop only prints it.
         return [*causes[: MAX_CAUSES - 1], cause_of_difference(difference)]
     if causes:

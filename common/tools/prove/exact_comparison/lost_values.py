@@ -18,14 +18,14 @@ UNDESCRIBED = Description(type="other", text="value")
 
 @dataclass
 class LostValues:
-    """The values that changed during training and were not restored by a resume, by path.
+    """The values, by path, that changed during training and that a resume did not restore.
 
-    Some values that a resumed launch lacks when it begins do no harm: the loop sets a variable such
-    as the last loss in each update, so it is right again one update later. If a launch makes only
-    one update, all the values that it lost count as lasting.
+    Lasting values are still wrong one update later. Temporary values are right again by then and do
+    no harm: the loop sets them in each update, such as the last loss. If a launch makes only one
+    update, all its lost values count as lasting.
     """
 
-    lasting: dict[str, Description]  # values that were still wrong one update later
+    lasting: dict[str, Description]
     temporary: dict[str, Description]
 
 

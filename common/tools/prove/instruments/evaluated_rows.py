@@ -47,7 +47,7 @@ class EvaluatedBatch:
 
 @dataclass
 class WatchedEvaluation:
-    """What the loaders have given to one evaluation, and what its model has got."""
+    """The batches that loaders gave to one evaluation, and the values that its model got."""
 
     phase: Phase | None = None  # None until a loader has given a batch
     batches: list[EvaluatedBatch] = field(default_factory=list)

@@ -41,7 +41,7 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class KnownDivisors:
-    """What a loss function of torch has divided by in each micro-batch of an update."""
+    """The divisors that a loss function of torch used in the micro-batches of an update."""
 
     function: str
     divided_by: DivisorKind

@@ -1,7 +1,7 @@
-"""What changes in a network or an optimizer, although its state_dict does not have it.
+"""Finds values of a network or an optimizer that change in training and that its state_dict lacks.
 
-That is attributes such as the `p` of a dropout, hooks of the recipe, whether a parameter requires a
-gradient, and whether a module is in training mode.
+Examples are attributes such as the `p` of a dropout, hooks of the recipe, whether a parameter
+requires a gradient, and whether a module is in training mode.
 """
 
 import dis
