@@ -42,6 +42,11 @@ class Objective(NamedTuple):
         return f"{self.metric}:{self.mode}"
 
     @property
+    def sign(self) -> int:
+        """1 if larger values are better, -1 if smaller values are."""
+        return 1 if self.mode == "max" else -1
+
+    @property
     def validation_key(self) -> str:
         """The name under which evaluations on validation data log the metric."""
         return f"val/{self.metric}"

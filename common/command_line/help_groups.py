@@ -12,7 +12,7 @@ import textwrap
 import tokenize
 from dataclasses import fields, is_dataclass, make_dataclass
 from types import NoneType
-from typing import Annotated, get_args, get_type_hints
+from typing import Annotated, NamedTuple, get_args, get_type_hints
 
 from common.flags import stated_metadata
 
@@ -39,9 +39,16 @@ GROUPS = {
 GROUP_OF_FLAG = {flag: group for group, flags in GROUPS.items() for flag in flags.split()}
 
 
+class FlagGroups(NamedTuple):
+    """The dataclasses from which tyro makes the groups of `--help`."""
+
+    flags_class: type  # has a field for each group, in the order of `group_classes`
+    group_classes: tuple[type, ...]  # each has a field for each of its flags
+
+
 @functools.cache  # tyro caches facts about classes, so it should get the same classes again
-def groups_of(config_class: type) -> list[type]:
-    """Return a dataclass of the groups that `--help` shows, and then the class of each group."""
+def groups_of(config_class: type) -> FlagGroups:
+    """Return the groups that `--help` shows; a group without flags is left out."""
     types = get_type_hints(config_class)
     # Begin with the base class: a comment of the recipe on an inherited flag replaces the other.
     owners = [owner for owner in reversed(config_class.__mro__) if is_dataclass(owner)]
@@ -56,7 +63,7 @@ def groups_of(config_class: type) -> list[type]:
         argument = argument_of(types[name], comments.get(name, ""))
         groups[GROUP_OF_FLAG.get(name, own_group)].append((name, argument))
     classes = {name: make_dataclass(name, flags) for name, flags in groups.items() if flags}
-    return [make_dataclass("Flags", classes.items()), *classes.values()]
+    return FlagGroups(make_dataclass("Flags", classes.items()), tuple(classes.values()))
 
 
 def argument_of(flag_type: object, comment: str) -> object:

@@ -112,15 +112,15 @@ def parse_words(
     """
     import tyro
 
-    flags_class, *group_classes = groups_of(config_class)  # type: ignore[arg-type]
+    flag_groups = groups_of(config_class)  # type: ignore[arg-type]
     groups = []
-    for group_class in group_classes:
+    for group_class in flag_groups.group_classes:
         names = [field.name for field in fields(group_class)]
         groups.append(group_class(*(getattr(defaults, name) for name in names)))
     parsed_groups = tyro.cli(
-        flags_class,
+        flag_groups.flags_class,
         description=(description or "").split("\n\n")[0],
-        default=flags_class(*groups),
+        default=flag_groups.flags_class(*groups),
         console_outputs=is_main_rank(),
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff),
     )

@@ -33,6 +33,7 @@ from common.system.installed_code import is_installed
 from common.system.launch_variables import is_main_rank, local_world_size, world_size
 from common.system.platforms.limits import usable_cores
 from common.system.processor import processor_name
+from common.system.source_imports import absolute_imports
 
 LIBRARY = Path(__file__).resolve().parents[2]  # the folder that `common` is imported from
 # Environment variables that choose kernels or their order of sums, and so change the last bits of
@@ -210,13 +211,7 @@ def modules_imported_in(path: Path) -> set[str]:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return set()
-    names: list[str] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
-            names.append(node.module)
-    return {name.partition(".")[0] for name in names}
+    return {name.partition(".")[0] for name in absolute_imports(tree)}
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,8 @@ def training_lines(run_config: RunConfig) -> list[str]:
         f"batch   {flags['batch_size']} × {flags['gradient_accumulation_steps']} accumulated × "
         f"{counted(run_config.environment.world_size, 'process', 'processes')} = "
         f"{run_config.environment.effective_batch_size}",
-        *rate_lines(run_config),
+        *scaled_rate_lines(run_config),
+        *batch_advice_lines(run_config),
         f"plan    {plan.total_steps:,} updates: {counted(epochs, 'epoch')} of "
         f"{plan.updates_per_epoch:,}{limit}; logged every {plan.log_every:,}, evaluated every "
         f"{plan.eval_every:,}",
@@ -101,25 +102,30 @@ def training_lines(run_config: RunConfig) -> list[str]:
     return lines
 
 
-def rate_lines(run_config: RunConfig) -> list[str]:
-    """Return the line on how the learning rate relates to the effective batch size, if any.
+def scaled_rate_lines(run_config: RunConfig) -> list[str]:
+    """Return the line that shows how the learning rate was scaled.
 
-    If the rate was scaled, the line shows how; but there is no line if the recipe sets its own
-    rates. If it was not scaled, several processes make the batch larger at the same rate, and the
-    line names the flags that would compensate. One process needs no such line, and neither does a
-    run with `--effective-batch-size`.
+    There is none if the rate was not scaled, or if the recipe sets its own rates.
     """
     plan = run_config.plan
-    world_size = run_config.environment.world_size
+    peak = plan.peak_learning_rate
     scaling = run_config.flags["scale_learning_rate"]
-    if scaling != "no":
-        peak = plan.peak_learning_rate
-        if peak is None:
-            return []
-        rate = f"{peak / plan.rate_scale:g} × {plan.rate_scale:.4g} = {peak:g}"
-        warmup = f"after {plan.warmup_steps:,} updates of warm-up"
-        return [f"rate    {rate} ({scaling} in the update's samples), {warmup}"]
-    if world_size == 1 or run_config.flags["effective_batch_size"] is not None:
+    if scaling == "no" or peak is None:
+        return []
+    rate = f"{peak / plan.rate_scale:g} × {plan.rate_scale:.4g} = {peak:g}"
+    warmup = f"after {plan.warmup_steps:,} updates of warm-up"
+    return [f"rate    {rate} ({scaling} in the update's samples), {warmup}"]
+
+
+def batch_advice_lines(run_config: RunConfig) -> list[str]:
+    """Return the line with advice if several processes make the batch larger at the same rate.
+
+    There is none for one process, with `--effective-batch-size` or with a scaled learning rate.
+    """
+    world_size = run_config.environment.world_size
+    is_rate_scaled = run_config.flags["scale_learning_rate"] != "no"
+    is_batch_kept = run_config.flags["effective_batch_size"] is not None
+    if world_size == 1 or is_rate_scaled or is_batch_kept:
         return []
     batch_size_of_rank = run_config.environment.effective_batch_size // world_size
     return [

@@ -33,6 +33,7 @@ def test_better_value_depends_on_the_direction() -> None:
     """This holds below zero, and NaN is never good."""
     most = Objective.parse("score:max")
     least = Objective.parse("rmse:min")
+    assert (most.sign, least.sign) == (1, -1)
     assert most.best([-3.0, NAN, -2.0]) == -2.0
     assert least.best([-3.0, NAN, -2.0]) == -3.0
     assert most.best([NAN]) is least.best([]) is None

@@ -113,8 +113,7 @@ def gain_of(objective: Objective, baseline: Sample, group: Sample) -> float:
     assert baseline.mean is not None
     assert group.mean is not None
     scale, _ = scale_of(objective)
-    rise = scale * (group.mean - baseline.mean)
-    return rise if objective.mode == "max" else -rise
+    return objective.sign * scale * (group.mean - baseline.mean)
 
 
 def gain_text(objective: Objective, gain: float, form: str) -> str:

@@ -52,7 +52,7 @@ def group_trials(
 
     A trial whose best value is unknown, NaN or infinite is left out.
     """
-    sign = sign_of(objective)
+    sign = objective.sign
     runs_of_groups: dict[str, list[RunRecord]] = {}
     for run in trials:
         if math.isfinite(run.summary.get(objective.best_key, math.nan)):
@@ -64,11 +64,6 @@ def group_trials(
         settings = searched_settings(runs[0], space)
         groups.append(TrialGroup(tuple(runs), values, fmean(values.values()), settings))
     return sorted(groups, key=lambda group: sign * group.mean, reverse=True)
-
-
-def sign_of(objective: Objective) -> int:
-    """Return 1 if more is better, and -1 if less is better."""
-    return 1 if objective.mode == "max" else -1
 
 
 def settings_key_of_run(run: RunRecord, space: Space) -> str:
@@ -88,15 +83,13 @@ def settings_key_of_trial(trial: FrozenTrial) -> str:
     return json.dumps(values, sort_keys=True, default=str)
 
 
-def ranked_by_settings(trials: Sequence[FrozenTrial], sign: int) -> list[FrozenTrial]:
+def ranked_by_settings(trials: Sequence[FrozenTrial], objective: Objective) -> list[FrozenTrial]:
     """Return finished trials, those with the best settings first.
 
     Settings rank by their mean over the seeds, and not by the luckiest seed. Trials with the same
     settings follow each other, the best first.
-
-    Args:
-        sign: 1 if more is better, -1 if less is better.
     """
+    sign = objective.sign
     trials_by_settings: dict[str, list[FrozenTrial]] = {}
     for trial in trials:
         trials_by_settings.setdefault(settings_key_of_trial(trial), []).append(trial)

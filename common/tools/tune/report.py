@@ -58,7 +58,7 @@ def ranked_trials(search: Search) -> list[FrozenTrial]:
     Raises:
         UserError: there is no such trial.
     """
-    finished = finished_trials(search.study)
+    finished = finished_trials(search.study, search.objective)
     ranked = [trial for trial in finished if (search.directory_of(trial) / CONFIG).is_file()]
     if not ranked:
         raise no_result_error(search, has_finished=bool(finished))

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import optuna
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -122,8 +122,7 @@ def using_study(
     return as_user_error(errors, f"{path} can't be used", advice, first_line=True)
 
 
-def finished_trials(study: Study) -> list[FrozenTrial]:
+def finished_trials(study: Study, objective: Objective) -> list[FrozenTrial]:
     """Return the finished trials, those with the best settings first."""
     trials = study.get_trials(states=(TrialState.COMPLETE,))
-    sign = 1 if study.direction == StudyDirection.MAXIMIZE else -1
-    return ranked_by_settings(trials, sign)
+    return ranked_by_settings(trials, objective)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # only runs with W&B import wandb
 
 MAX_CLASSES = 40  # classes in a matrix; with more, a table lists the most confused pairs
 MAX_PAIRS = 100  # rows of that table
+# The columns of a confusion table, with the names that W&B's chart of a confusion matrix expects.
+CONFUSION_COLUMNS = "Actual Predicted nPredictions"
 MAX_MISTAKES = 32  # rows of the table of mistakes
 
 
@@ -59,11 +61,13 @@ def show_results(
     panels: dict[str, Panel] = {}
     if isinstance(evaluation, Classified):
         if evaluation.confusion is not None:
-            chart = confusion(evaluation.confusion, evaluation.class_names)
-            define_chart(wandb_run, chart, f"{prefix}/confusion")
-            # With many classes, `confusion` returns a plain table and not a chart with a table.
-            confusion_table = chart if isinstance(chart, wandb.Table) else chart.table
-            panels[f"{prefix}/confusion_table"] = confusion_table
+            if len(evaluation.class_names) > MAX_CLASSES:
+                table = most_confused_pairs(evaluation.confusion, evaluation.class_names)
+            else:
+                chart = confusion_chart(evaluation.confusion, evaluation.class_names)
+                define_chart(wandb_run, chart, f"{prefix}/confusion")
+                table = chart.table
+            panels[f"{prefix}/confusion_table"] = table
         by_class = wandb_table("class precision recall f1 samples", evaluation.by_class())
         panels[f"{prefix}/classes"] = by_class
         panels |= mistake_panels(prefix, loader, evaluation, data)
@@ -75,12 +79,8 @@ def show_results(
     wandb_run.summary.update(panels)
 
 
-def define_chart(wandb_run: "wandb.Run", chart: "wandb.Table | CustomChart", key: str) -> None:
+def define_chart(wandb_run: "wandb.Run", chart: "CustomChart", key: str) -> None:
     """Define a custom chart in the run's configuration; `wandb.log` would also add a row."""
-    import wandb
-
-    if isinstance(chart, wandb.Table):  # a plain table needs no definition
-        return
     chart.set_key(key)
     section, name, spec_key = chart.spec.config_key
     definitions = dict(wandb_run.config.get(section, {}))
@@ -156,10 +156,8 @@ def wandb_table(columns: str, rows: Iterable[Iterable[object]]) -> "wandb.Table"
     return wandb.Table(columns=[*columns.split()], data=[[*row] for row in rows])
 
 
-def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> "wandb.Table | CustomChart":
+def confusion_chart(counts: torch.Tensor, class_names: Sequence[str]) -> "CustomChart":
     """Return W&B's chart of a confusion matrix.
-
-    With many classes, return a table of the pairs that are confused most often.
 
     Args:
         counts: the number of samples, [true class, predicted class].
@@ -167,24 +165,39 @@ def confusion(counts: torch.Tensor, class_names: Sequence[str]) -> "wandb.Table 
     """
     import wandb
 
-    columns = "Actual Predicted nPredictions"  # the names that W&B's chart of this kind expects
-    size = len(class_names)
-    # The numbers of the cells to show: true class × size + predicted class.
-    cells = list(range(size**2))
-    if size > MAX_CLASSES:
-        errors = counts.clone().fill_diagonal_(0).flatten()
-        most_confused = errors.topk(MAX_PAIRS).indices.tolist()
-        cells = [cell for cell in most_confused if errors[cell]]  # without pairs never confused
+    table = confusion_table(counts, class_names, range(counts.numel()))
+    fields = {name: name for name in CONFUSION_COLUMNS.split()}
+    title = {"title": "Final evaluation"}
+    return wandb.plot_table("wandb/confusion_matrix/v1", table, fields, title)
+
+
+def most_confused_pairs(counts: torch.Tensor, class_names: Sequence[str]) -> "wandb.Table":
+    """Return a table of the pairs of classes that are confused most often, at most `MAX_PAIRS`.
+
+    The arguments are those of `confusion_chart`. The matrix needs at least `MAX_PAIRS` cells.
+    """
+    errors = counts.clone().fill_diagonal_(0).flatten()
+    most_confused = errors.topk(MAX_PAIRS).indices.tolist()
+    cells = [cell for cell in most_confused if errors[cell]]  # without pairs never confused
+    return confusion_table(counts, class_names, cells)
+
+
+def confusion_table(
+    counts: torch.Tensor, class_names: Sequence[str], cells: Iterable[int]
+) -> "wandb.Table":
+    """Return a table with one row for each of some cells of a confusion matrix.
+
+    Args:
+        counts: the number of samples, [true class, predicted class].
+        class_names: the name of each class.
+        cells: the numbers of the cells: true class × number of classes + predicted class.
+    """
     flat_counts = counts.flatten().tolist()
     rows = []
     for cell in cells:
-        label, prediction = divmod(cell, size)
+        label, prediction = divmod(cell, len(class_names))
         rows.append([class_names[label], class_names[prediction], int(flat_counts[cell])])
-    if size > MAX_CLASSES:
-        return wandb_table(columns, rows)
-    fields = {name: name for name in columns.split()}
-    title = {"title": "Final evaluation"}
-    return wandb.plot_table("wandb/confusion_matrix/v1", wandb_table(columns, rows), fields, title)
+    return wandb_table(CONFUSION_COLUMNS, rows)
 
 
 def mistakes(loader: Loader, evaluation: Classified, data: Data) -> list[MistakenSample]:

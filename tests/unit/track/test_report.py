@@ -10,9 +10,10 @@ import pytest
 
 from common.metric_names import STEP
 from common.track.report import (
+    batch_advice_lines,
     evaluation_text,
     memory_rows,
-    rate_lines,
+    scaled_rate_lines,
     show_plan,
     show_summary,
     training_lines,
@@ -28,7 +29,7 @@ def lines(processes: int, scale: float = 1.0, **flags: Any) -> list[str]:
         environment={"world_size": processes, "effective_batch_size": 256},
         plan={"rate_scale": scale, "warmup_steps": 12, "peak_learning_rate": 0.1 * scale},
     )
-    return rate_lines(run)
+    return [*scaled_rate_lines(run), *batch_advice_lines(run)]
 
 
 def test_larger_update_of_more_processes_is_mentioned() -> None:

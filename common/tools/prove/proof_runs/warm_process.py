@@ -31,6 +31,7 @@ from common.system.platforms.process_tree import (
     own_group_arguments,
     signal_when_parent_ends,
 )
+from common.system.source_imports import absolute_imports
 
 # Modules that the process imports in addition to those that the recipe imports.
 LIBRARIES = (
@@ -122,12 +123,7 @@ def imported_modules(recipe: Path) -> list[str]:
 
     Each launch imports those in its folder itself, as it does without a fork.
     """
-    names = []
-    for node in ast.walk(ast.parse(recipe.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names.append(node.module)
+    names = absolute_imports(ast.parse(recipe.read_text(encoding="utf-8")))
     # The modules are not imported yet, so only their names tell which are the recipe's own. In this
     # repository, the folder `common` lies beside `recipes`, and is a library all the same.
     names_in_folder = {path.stem for path in recipe.resolve().parent.iterdir()} - {"common"}

@@ -64,7 +64,7 @@ def improvement(
     Args:
         standard_errors: the margin, as a number of standard errors.
     """
-    sign = 1.0 if objective.mode == "max" else -1.0
+    sign = objective.sign
     metric = known_name(objective.metric)
     pairs = paired_values(metric, before, after)
     if len(pairs) > 1:
@@ -79,13 +79,13 @@ def improvement(
 
 
 def improvement_of_pairs(
-    pairs: Sequence[tuple[float, float]], sign: float, standard_errors: float, *, is_share: bool
+    pairs: Sequence[tuple[float, float]], sign: int, standard_errors: float, *, is_share: bool
 ) -> Improvement:
     """Compare the values of each sample before and after training.
 
     Args:
         pairs: the value before and the value after, for each of at least two samples.
-        sign: 1 if larger values are better, else -1.
+        sign: see `Objective.sign`.
         is_share: whether the metric is a share of samples.
     """
     differences = [sign * (after - before) for before, after in pairs]

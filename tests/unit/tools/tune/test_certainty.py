@@ -172,8 +172,11 @@ def test_repeated_seed_is_no_further_evidence(tmp_path: Path) -> None:
     assert "with a standard error of 2.6 by the samples" in line
 
 
-@pytest.mark.parametrize(("sign", "ranked"), [(1, [3, 4, 0, 2, 1]), (-1, [1, 2, 0, 4, 3])])
-def test_settings_rank_by_their_mean(sign: int, ranked: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("objective", "ranked"),
+    [("accuracy:max", [3, 4, 0, 2, 1]), ("rmse:min", [1, 2, 0, 4, 3])],
+)
+def test_settings_rank_by_their_mean(objective: str, ranked: list[int]) -> None:
     """A search with several seeds ranks the same way as its sentences do."""
     tried = [(0.99, "0.2", "0"), (0.80, "0.2", "1"), (0.81, "0.2", "2")]
     tried += [(0.96, "0.0", "0"), (0.95, "0.0", "1")]
@@ -191,7 +194,7 @@ def test_settings_rank_by_their_mean(sign: int, ranked: list[int]) -> None:
         )
         frozen.number = number
         trials_of_study.append(frozen)
-    best_first = ranked_by_settings(trials_of_study, sign)
+    best_first = ranked_by_settings(trials_of_study, Objective.parse(objective))
     assert [found.number for found in best_first] == ranked
 
 

@@ -189,10 +189,11 @@ def test_recipe_must_state_a_valid_objective(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("mode", "ranked"), [("max", [1, 0, 2]), ("min", [2, 0, 1])])
 def test_best_trial_follows_the_direction(mode: str, ranked: list[int], tmp_path: Path) -> None:
     """Zero and negative values count. A search for another objective is refused."""
-    study = open_study(tmp_path, Objective("score", mode), prune=True, space={})
+    objective = Objective("score", mode)
+    study = open_study(tmp_path, objective, prune=True, space={})
     for value in (0.0, 2.0, -3.0):
         study.tell(study.ask(), value)
-    assert [trial.number for trial in finished_trials(study)] == ranked
+    assert [trial.number for trial in finished_trials(study, objective)] == ranked
     with pytest.raises(UserError, match=f"objective score:{mode}, but .* OBJECTIVE is rmse:min"):
         open_study(tmp_path, Objective("rmse", "min"), prune=True, space={})
 

@@ -11,7 +11,7 @@ import torch
 from common.data.image_batches.image_samples import StreamedImages
 from common.data.text import StreamedText
 from common.run_directory.model_records import ImageFormat
-from common.track.trackers.wandb_panels import confusion, content_reader
+from common.track.trackers.wandb_panels import content_reader, most_confused_pairs
 
 
 def test_confusion_of_many_classes_lists_pairs() -> None:
@@ -19,7 +19,7 @@ def test_confusion_of_many_classes_lists_pairs() -> None:
     counts = torch.eye(100) * 5
     counts[3, 4] = 2
     counts[70, 2] = 9
-    table = confusion(counts, [f"class {i}" for i in range(100)])
+    table = most_confused_pairs(counts, [f"class {i}" for i in range(100)])
     assert table.data == [["class 70", "class 2", 9], ["class 3", "class 4", 2]]
 
 
