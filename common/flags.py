@@ -178,9 +178,10 @@ def flag_values_of(config: "DataclassInstance") -> dict[str, object]:
 
 
 def value_as_flag(value: Any) -> object:
-    """Return a program's value as a flag has it: a tuple, a text for a path, a number of Python.
+    """Convert a value from a program to the type that the command line gives.
 
-    The types are those of `os`, of NumPy and of torch, hence `Any`.
+    A list becomes a tuple, a path becomes a text, and a number of NumPy or torch becomes a number
+    of Python. The types are those of `os`, of NumPy and of torch, hence `Any`.
     """
     if isinstance(value, os.PathLike):
         return os.fspath(value)

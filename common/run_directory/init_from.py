@@ -114,8 +114,8 @@ def initial_facts(name: str | None) -> InitialFacts:
     return published_facts(folder)
 
 
-def origin_of_local(name: str) -> str:
-    """Return from which update of which run local weights are, such as "of update 120".
+def describe_local_weights(name: str) -> str:
+    """Return the update and the run that local weights come from, such as "of update 120".
 
     The run is named by its id if the path is not that of the run itself. The text is empty if the
     weights do not say it.

@@ -212,7 +212,7 @@ def refuse_to_write_over(path: Path, recipe: str) -> None:
         recipe: the recipe of the run that is to start there.
     """
     if os.path.exists(path / CONFIG):
-        problem, advice = reason_not_to_start(path, recipe)
+        problem, advice = problem_and_advice(path, recipe)
         raise UserError(f"can't start in --output-dir {path}, because {problem}", advice=advice)
     run = first_run_in(path)
     if run is not None:
@@ -234,7 +234,7 @@ def refuse_to_write_over(path: Path, recipe: str) -> None:
         raise UserError(mistake, advice=advice)
 
 
-def reason_not_to_start(path: Path, recipe: str) -> tuple[str, str]:
+def problem_and_advice(path: Path, recipe: str) -> tuple[str, str]:
     """Return why no run can start in a directory with a `config.json`, and what to do."""
     saved = excerpt_of({})
     with contextlib.suppress(UserError):  # the file is damaged

@@ -22,7 +22,7 @@ from common.metric_names import (
 )
 from common.objective import PREFIXES, Objective, Split
 from common.output.tables import print_facts
-from common.run_directory.init_from import origin_of_local
+from common.run_directory.init_from import describe_local_weights
 from common.run_directory.records import RunConfig
 from common.system.launch_variables import is_main_rank
 from common.system.platforms.messages import system_limits
@@ -75,7 +75,7 @@ def show_plan(run_config: RunConfig, logs: str) -> None:
 def evaluated_model_text(run_config: RunConfig) -> str:
     """Return the name and the update of the model that a run only evaluates."""
     name = str(run_config.flags["init_from"])
-    origin = origin_of_local(name)
+    origin = describe_local_weights(name)
     return f"{name}, {origin}" if origin else name
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.tools.predict.predictor import finished_model
+from common.tools.predict.predictor import finished_model_folder
 from common.tools.recipe import load_recipe
 from tests.small_run import FLAGS, prepared, run
 
@@ -128,5 +128,5 @@ def test_characters_that_nobody_can_type_are_refused(tmp_path: Path, name: str, 
 def test_unusable_path_of_a_run_is_refused(place: str) -> None:
     """A prediction refuses an unusable path instead of a run."""
     with pytest.raises(UserError) as refused:
-        finished_model(Path(PLACES[place]))
+        finished_model_folder(Path(PLACES[place]))
     assert "\n" not in refused.value.message

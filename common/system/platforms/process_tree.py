@@ -61,9 +61,9 @@ def signal_after_end(process: "psutil.Process", number: int) -> None:
 def starting_process() -> "psutil.Process":
     """Return the process that started this process.
 
-    If that process has ended, the result is the process that has adopted this one, on POSIX, or
-    this process itself, on Windows. It is this process itself, too, if the process that started it
-    can't be seen from here, as from inside a container.
+    If that process has ended, POSIX gives the process that adopted this one. On Windows, the result
+    is this process itself. The result is also this process if its parent can't be seen, as from
+    inside a container.
     """
     import psutil
 

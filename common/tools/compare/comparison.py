@@ -18,7 +18,7 @@ from common.track.names import PEAK
 
 
 @dataclass(frozen=True)
-class UnfairPair:
+class UnfairDifference:
     """A difference that makes a run's figures incomparable with those of the baseline."""
 
     run: str  # the run's name
@@ -43,7 +43,7 @@ class Comparison:
     runs: list[RunRecord]
     figures: list[RunFigures]  # one for each run
     differences: dict[str, list[object]]  # each run's value of the settings that differ, by label
-    unfair: list[UnfairPair]
+    unfair_differences: list[UnfairDifference]
     target: float | None  # a value of the baseline's objective; None: there is no target
     target_is_given: bool  # whether the user chose the target
     groups: list[RunGroup]  # runs that differ in the seed alone; the first has the baseline
@@ -76,7 +76,7 @@ def compare(
         runs=list(runs),
         figures=figures,
         differences=differences,
-        unfair=unfair_pairs(runs, differences, labels_that_must_agree),
+        unfair_differences=unfair_differences(runs, differences, labels_that_must_agree),
         target=target,
         target_is_given=target_is_given,
         groups=group_runs(runs, settings_of_runs, labels),
@@ -130,11 +130,11 @@ def ratio_to_baseline(figures: RunFigures, baseline: RunFigures, name: str) -> f
     return value / baseline_value
 
 
-def unfair_pairs(
+def unfair_differences(
     runs: Sequence[RunRecord],
     differences: Mapping[str, Sequence[object]],
     labels_that_must_agree: set[str],
-) -> list[UnfairPair]:
+) -> list[UnfairDifference]:
     """Return the differences from the baseline that make a run's figures incomparable.
 
     Args:
@@ -142,12 +142,12 @@ def unfair_pairs(
         labels_that_must_agree: the labels of the settings that make figures incomparable if they
             differ.
     """
-    pairs: list[UnfairPair] = []
+    unfair: list[UnfairDifference] = []
     for label, values in differences.items():
         if label not in labels_that_must_agree:
             continue
         baseline_value = values[0]
         for run, value in zip(runs, values, strict=True):
             if value != baseline_value:
-                pairs.append(UnfairPair(run.name, label, baseline_value, value))
-    return pairs
+                unfair.append(UnfairDifference(run.name, label, baseline_value, value))
+    return unfair

@@ -74,7 +74,7 @@ def as_json(comparison: Comparison) -> dict[str, object]:
         "baseline": comparison.runs[0].name,
         "target": comparison.target,
         "runs": runs,
-        "unfair": [pair.to_json() for pair in comparison.unfair],
+        "unfair": [difference.to_json() for difference in comparison.unfair_differences],
         "busy": load_warnings(comparison),
         "missing_values": missing_value_warnings(comparison),
         "groups": [

@@ -38,9 +38,10 @@ def unfair_warnings(comparison: Comparison) -> list[str]:
     Runs for which the sentence would be the same share one.
     """
     texts_by_run: dict[str, list[str]] = {}
-    for pair in comparison.unfair:
-        text = f"{pair.label} {value_text(pair.baseline_value)} and {value_text(pair.value)}"
-        texts_by_run.setdefault(pair.run, []).append(text)
+    for difference in comparison.unfair_differences:
+        baseline_text = value_text(difference.baseline_value)
+        text = f"{difference.label} {baseline_text} and {value_text(difference.value)}"
+        texts_by_run.setdefault(difference.run, []).append(text)
     runs_by_reason: dict[str, list[str]] = {}
     for run, texts in texts_by_run.items():
         runs_by_reason.setdefault("; ".join(texts), []).append(run)

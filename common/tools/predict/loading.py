@@ -22,15 +22,15 @@ RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 TRANSFORMERS_CONFIG = "config.json"  # a model folder has it if Transformers can build the model
 
 
-class NamedRecipe(NamedTuple):
-    """The recipe's file that the caller named, and how the caller can name another one."""
+class RecipeArgument(NamedTuple):
+    """The caller's argument for the recipe's file."""
 
     file: str | Path | None  # None: this repository's own recipes are searched
-    in_words: str = "--recipe {}"  # as on the command line of `recipes predict`
+    pattern: str = "--recipe {}"  # the argument as the caller writes it, with {} for the file
 
-    def naming(self, file: object) -> str:
-        """Return what to pass in order to name a file, for a message."""
-        return self.in_words.format(file)
+    def with_file(self, file: object) -> str:
+        """Return the argument that names another file, for a message."""
+        return self.pattern.format(file)
 
 
 def load_model(
@@ -52,17 +52,17 @@ def load_model(
             can catch it, unlike a `UserError`, which ends the program.
     """
     try:
-        recipe = NamedRecipe(recipe_file, in_words='recipe_file="{}"')
-        return load_trained_model(finished_model(Path(run_directory)), recipe).to(device)
+        recipe = RecipeArgument(recipe_file, pattern='recipe_file="{}"')
+        return load_trained_model(finished_model_folder(Path(run_directory)), recipe).to(device)
     except UserError as error:
         raise ValueError(error.message) from None
 
 
-def load_trained_model(folder: Path, recipe: NamedRecipe) -> nn.Module:
+def load_trained_model(folder: Path, recipe: RecipeArgument) -> nn.Module:
     """Return a trained model on the CPU, in evaluation mode and fp32; see `load_model`.
 
     Args:
-        folder: the model's folder, which `finished_model` returns.
+        folder: the model's folder, which `finished_model_folder` returns.
 
     Raises:
         UserError: the file does not define this model, or the folder's files are damaged.
@@ -75,7 +75,7 @@ def load_trained_model(folder: Path, recipe: NamedRecipe) -> nn.Module:
     return model.float().eval()
 
 
-def finished_model(run: Path) -> Path:
+def finished_model_folder(run: Path) -> Path:
     """Return the model folder of a run; `run` may also be the model folder itself.
 
     Raises:
@@ -96,7 +96,7 @@ def finished_model(run: Path) -> Path:
     return model_folder(run, flag="")  # the message needs no flag before the path
 
 
-def load_transformers_model(folder: Path, facts: ModelFacts, recipe: NamedRecipe) -> nn.Module:
+def load_transformers_model(folder: Path, facts: ModelFacts, recipe: RecipeArgument) -> nn.Module:
     """Build a model with Transformers. Its class is from Transformers or from a recipe.
 
     Args:
@@ -133,7 +133,7 @@ def load_transformers_model(folder: Path, facts: ModelFacts, recipe: NamedRecipe
     return model
 
 
-def load_recipe_model(folder: Path, facts: ModelFacts, recipe: NamedRecipe) -> nn.Module:
+def load_recipe_model(folder: Path, facts: ModelFacts, recipe: RecipeArgument) -> nn.Module:
     """Build the model from the class and the arguments that `model.json` states.
 
     Raises:
@@ -154,14 +154,14 @@ def load_recipe_model(folder: Path, facts: ModelFacts, recipe: NamedRecipe) -> n
             f"{name}",
             advice=advice,
         )
-    advice = f'correct its "arguments", or pass the file of the model: {recipe.naming("FILE")}'
+    advice = f'correct its "arguments", or pass the file of the model: {recipe.with_file("FILE")}'
     with reading(str(folder / MODEL_JSON), advice):
         model = model_class(**facts.arguments)
     load_weights(model, folder)
     return model
 
 
-def class_of_recipe(folder: Path, facts: ModelFacts, recipe: NamedRecipe) -> type[nn.Module]:
+def class_of_recipe(folder: Path, facts: ModelFacts, recipe: RecipeArgument) -> type[nn.Module]:
     """Return the model's class, which the recipe's file defines or imports.
 
     Args:
@@ -179,12 +179,12 @@ def class_of_recipe(folder: Path, facts: ModelFacts, recipe: NamedRecipe) -> typ
     if not (isinstance(model_class, type) and issubclass(model_class, nn.Module)):
         raise UserError(
             f"{path} neither defines nor imports the model's class, {class_name}",
-            advice=f"pass the recipe that trained the model: {recipe.naming('FILE')}",
+            advice=f"pass the recipe that trained the model: {recipe.with_file('FILE')}",
         )
     return model_class
 
 
-def warn_of_other_code(path: Path, run: Path, facts: ModelFacts, recipe: NamedRecipe) -> None:
+def warn_of_other_code(path: Path, run: Path, facts: ModelFacts, recipe: RecipeArgument) -> None:
     """Warn if a recipe's code is not the code that trained the model.
 
     Other code of the network may fit the weights, and change each prediction.
@@ -193,7 +193,7 @@ def warn_of_other_code(path: Path, run: Path, facts: ModelFacts, recipe: NamedRe
         path: the recipe's file.
         run: the run's directory. A model folder may have been copied without it.
         facts: the contents of `model.json`, which name the recipe that trained the model.
-        recipe: how the caller can name another file.
+        recipe: the argument with which the caller can name another file.
     """
     source = latest_source(run)
     if source is None or not path.is_file() or RecipeSource(path).is_same_code(source):
@@ -203,12 +203,12 @@ def warn_of_other_code(path: Path, run: Path, facts: ModelFacts, recipe: NamedRe
         difference = f"{path} has other code than {facts.recipe}.py, which trained this model"
     # To stderr, because `recipes predict` prints its predictions as JSON.
     print(
-        f"{difference}; to use the code that trained it, pass {recipe.naming(source)}",
+        f"{difference}; to use the code that trained it, pass {recipe.with_file(source)}",
         file=sys.stderr,
     )
 
 
-def recipe_of_repository(folder: Path, facts: ModelFacts, recipe: NamedRecipe) -> Path:
+def recipe_of_repository(folder: Path, facts: ModelFacts, recipe: RecipeArgument) -> Path:
     """Return the recipe of this repository that trained a model, as a path.
 
     Raises:
@@ -220,6 +220,6 @@ def recipe_of_repository(folder: Path, facts: ModelFacts, recipe: NamedRecipe) -
     if Path(name).name != name or not path.is_file():
         raise UserError(
             f"{folder} was trained by the recipe {name}, which is not one of the files in recipes/",
-            advice=f"pass the path of that file, such as {recipe.naming('examples/lora.py')}",
+            advice=f"pass the path of that file, such as {recipe.with_file('examples/lora.py')}",
         )
     return path

@@ -34,7 +34,7 @@ from common.run_directory.records import MODEL_JSON
 from common.storage.files import refuse_pipe
 from common.storage.json_files import PUT_BACK, read_json
 from common.system.wording import counted
-from common.tools.predict.loading import NamedRecipe, finished_model, load_trained_model
+from common.tools.predict.loading import RecipeArgument, finished_model_folder, load_trained_model
 from common.training.accelerator import build_accelerator
 from common.training.out_of_memory import END_OTHER_PROGRAMS
 from common.training.precision import compute_dtype
@@ -72,7 +72,7 @@ class Predictor:
             UserError: the model is not finished, is not a classifier, or has files that contradict
                 each other.
         """
-        self.folder = finished_model(Path(run))
+        self.folder = finished_model_folder(Path(run))
         self.batch_size = batch_size
         description = read_input_description(self.folder / MODEL_JSON, str(run), recipe)
         self.accelerator = build_accelerator(TrainingConfig(mixed_precision=mixed_precision))
@@ -85,7 +85,7 @@ class Predictor:
         )
         # On a CPU, recipes leave out the padding of texts. The predictor must do the same.
         self.leaves_out_padding = self.is_text and self.accelerator.device.type == "cpu"
-        model = self.for_evaluation(load_trained_model(self.folder, NamedRecipe(recipe)))
+        model = self.for_evaluation(load_trained_model(self.folder, RecipeArgument(recipe)))
         if self.is_text:
             self.tokenizer = load_tokenizer(str(self.folder))
         self.model = self.accelerator.prepare_model(model, evaluation_mode=True)

@@ -1,4 +1,4 @@
-"""Comparisons of made-up runs: unfair pairs, unfinished runs, W&B's API, and pictures."""
+"""Comparisons of made-up runs: unfair differences, unfinished runs, W&B's API, and pictures."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ UNFAIR = {
 
 
 @pytest.mark.parametrize(("path", "value"), UNFAIR.items(), ids=list(UNFAIR))
-def test_unfair_pair_is_named(path: str, value: Any, tmp_path: Path) -> None:
+def test_unfair_difference_is_named(path: str, value: Any, tmp_path: Path) -> None:
     """The warning names both runs and both values of the fact that differs."""
     sources = [
         write_run(tmp_path / "mine"),
@@ -187,7 +187,7 @@ def test_runs_on_more_processes_show_their_efficiency(tmp_path: Path) -> None:
         facts = {"environment.world_size": processes}
         runs.append(write_run(tmp_path / str(processes), facts, rows([0.9], speed)))
     comparison = compare(read_runs([first, *runs]))
-    assert not comparison.unfair
+    assert not comparison.unfair_differences
     shown = {label: values for label, *values in table_cells(comparison)}
     assert shown["processes"] == ["2", "8", "2", "1"]
     assert shown["throughput, samples/s"][1:] == ["3,000 (3.00×)", "1,100", "600 (0.60×)"]
@@ -243,7 +243,7 @@ def test_intended_differences_are_shown_without_a_warning(
     comparison = compare(
         read_runs([write_run(tmp_path / "first"), write_run(tmp_path / "second", {path: value})])
     )
-    assert not comparison.unfair
+    assert not comparison.unfair_differences
     assert len(comparison.differences) == 1
 
 
@@ -381,7 +381,7 @@ def test_order_of_splits_does_not_matter(tmp_path: Path) -> None:
     comparison = compare(
         read_runs([write_run(tmp_path / "own"), write_run(tmp_path / "tracked", other)])
     )
-    assert not comparison.unfair
+    assert not comparison.unfair_differences
     assert not comparison.differences
 
 
@@ -690,7 +690,8 @@ def test_settings_decide_whether_a_pair_is_fair(tmp_path: Path) -> None:
         "text of the recipe": ["0" * 8, "1" * 8, "0" * 8],
         "recipe changed": [None, None, "at update 7"],
     }
-    assert [(pair.run, pair.label) for pair in comparison.unfair] == [("third", "recipe changed")]
+    (difference,) = comparison.unfair_differences
+    assert (difference.run, difference.label) == ("third", "recipe changed")
 
 
 def test_each_figure_has_one_row() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from common.checkpoints.export import save_model
 from common.errors import UserError
 from common.tools.predict import load_model
-from common.tools.predict.loading import NamedRecipe, load_trained_model
+from common.tools.predict.loading import RecipeArgument, load_trained_model
 from common.tools.predict.predictor import Predictor
 from common.tools.recipe import load_recipe
 from tests.examples import EXAMPLES
@@ -84,7 +84,7 @@ def test_other_code_is_named(
     is_another = f"{recipe} has other code than regression.py, which trained this model" in output
     assert (was_changed, is_another) == (file_name == "regression.py", file_name == "train.py")
     assert f'pass recipe_file="{kept}"' in output
-    load_trained_model(tmp_path / "run" / "model", NamedRecipe(recipe))
+    load_trained_model(tmp_path / "run" / "model", RecipeArgument(recipe))
     assert f"pass --recipe {kept}\n" in capsys.readouterr().err
 
 
