@@ -81,7 +81,7 @@ def test_a_function_that_divides_by_the_labels_is_named() -> None:
         "much as in one batch"
     )
     assert "examples/tagging.py" in cause.advice
-    assert "--checks" in cause.advice
+    assert "--skip accumulation" in cause.advice
 
 
 @pytest.mark.parametrize("divisors", [(), (2, 2), (5, 3)], ids=str)
