@@ -5,7 +5,8 @@ model only. A copy that kept the model's random weights would ruin what is compu
 evaluation by `--evaluate-only` above all.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -18,9 +19,9 @@ from common.errors import UserError
 
 
 def copies_of(model: nn.Module, networks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Return by name the networks that have the same weights as the model, bit for bit.
+    """Return by name the networks that have the same weights as the model.
 
-    A network may also hold the copy as `module`, as an `AveragedModel` does.
+    A network may also hold the copy, as an `AveragedModel` does.
 
     All ranks must call this if a network is sharded.
 
@@ -29,32 +30,36 @@ def copies_of(model: nn.Module, networks: Mapping[str, nn.Module]) -> dict[str, 
     """
     copies: dict[str, nn.Module] = {}
     for name, network in networks.items():
-        for candidate in (network, getattr(network, "module", None)):
-            if not isinstance(candidate, nn.Module) or candidate is model:
-                continue
-            if has_weights_of(model, candidate):
-                copies[name] = candidate
+        for module in network.modules():
+            if module is not model and has_weights_of(model, module):
+                copies[name] = module
+                break
     return copies
 
 
 def has_weights_of(model: nn.Module, network: nn.Module) -> bool:
-    """Whether two networks have the same weights and buffers, by name, shape, dtype and value."""
+    """Whether a network has the model's weights and buffers, perhaps in another dtype."""
     state = network.state_dict()
     state_of_model = model.state_dict()
-    if not state or shapes_and_dtypes(state) != shapes_and_dtypes(state_of_model):
+    shapes = shapes_of(state)
+    if not shapes or None in shapes.values() or shapes != shapes_of(state_of_model):
         return False
     # All tensors are compared, also after a difference, because ranks gather them together.
     values = whole_tensors({name: state[name] for name in state_of_model})
     values_of_model = whole_tensors(state_of_model)
     are_equal = [
-        torch.equal(value, value_of_model)
+        torch.equal(value.to(value_of_model.dtype), value_of_model)
         for value, value_of_model in zip(values, values_of_model, strict=True)
     ]
     return all(are_equal)
 
 
-def shapes_and_dtypes(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[object, ...]]:
-    return {name: (value.shape, value.dtype) for name, value in state.items()}
+def shapes_of(state: Mapping[str, object]) -> dict[str, torch.Size | None]:
+    """Return the shape of each tensor of a state by name; None for what is no tensor."""
+    return {
+        name: value.shape if isinstance(value, torch.Tensor) else None
+        for name, value in state.items()
+    }
 
 
 def give_weights(model: nn.Module, networks: Iterable[nn.Module]) -> None:
@@ -70,31 +75,51 @@ def give_weights(model: nn.Module, networks: Iterable[nn.Module]) -> None:
 def checksums_of_matrices(network: nn.Module) -> frozenset[int]:
     """Return the checksums of a network's weights that usually begin with random values.
 
-    Two networks with a checksum in common have these values in common. Vectors, such as biases, and
-    zeros are left out: many networks begin with the same ones.
+    Two networks with a checksum in common have these values in common, perhaps in another dtype.
+    Vectors, such as biases, and zeros are left out: many networks begin with the same ones.
 
     All ranks must call this if the network is sharded.
     """
-    matrices: Tensors = {
-        name: value for name, value in network.named_parameters() if value.ndim > 1
-    }
+    matrices: Tensors = {}
+    for name, value in network.named_parameters():
+        if value.ndim > 1:
+            matrices[name] = value.detach().float() if value.is_floating_point() else value
     return frozenset(sums_of_bits(matrices).values()) - {0}
 
 
-def refuse_replaced_weights(network: nn.Module, replaced: frozenset[int]) -> None:
-    """Raise a `UserError` if a network still has weights that `--init-from` replaced in the model.
+@contextmanager
+def refusing_replaced_weights(network: nn.Module, replaced: frozenset[int]) -> Iterator[None]:
+    """Refuse to evaluate weights that `--init-from` replaced in the model.
 
-    An average in an object of the recipe's own has such weights, and a recipe may copy them into
-    the model to evaluate them.
+    An average in an object of the recipe's own still has such weights. A recipe may copy them into
+    the network before the block, or in the block before the first forward pass.
 
     Args:
         replaced: the checksums of `checksums_of_matrices` that the model had before and lost.
+
+    Raises:
+        UserError: the network has such weights.
     """
+    refuse_replaced_weights(network, replaced)
+
+    def check_once(*unused: object) -> None:
+        hook.remove()
+        refuse_replaced_weights(network, replaced)
+
+    hook = network.register_forward_pre_hook(check_once)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def refuse_replaced_weights(network: nn.Module, replaced: frozenset[int]) -> None:
+    """Raise a `UserError` if a network has replaced weights; see `refusing_replaced_weights`."""
     if replaced.isdisjoint(checksums_of_matrices(network)):
         return
     raise UserError(
-        "the network to evaluate has weights from before --init-from, so its figures would be "
-        "those of an untrained model",
+        "the network to evaluate has weights that the model had before --init-from, so its figures "
+        "would not be those of the trained model",
         advice=(
             "if the weights come from an average or another copy of the model, copy the model's "
             "weights into it after run.start(...); or pass it to run.keep(...) as a network, such "

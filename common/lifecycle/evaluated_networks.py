@@ -14,13 +14,18 @@ from common.lifecycle.misuse import (
 
 
 def network_to_evaluate(accelerator: Accelerator, model: nn.Module) -> nn.Module:
-    """Return a network without Accelerate's wrapper, and the network in an `AveragedModel`.
+    """Return a network without Accelerate's wrapper, and without an `AveragedModel` around it.
 
     The exported weights then have the names of the model that is trained, which `--init-from` and
-    `recipes predict` need.
+    `recipes predict` need. An `AveragedModel` with a forward pass of its own stays.
     """
     bare_model: nn.Module = accelerator.unwrap_model(model)
-    return bare_model.module if isinstance(bare_model, AveragedModel) else bare_model
+    is_plain_average = isinstance(bare_model, AveragedModel) and (
+        type(bare_model).forward is AveragedModel.forward
+    )
+    if is_plain_average:
+        bare_model = accelerator.unwrap_model(bare_model.module)
+    return bare_model
 
 
 class EvaluatedNetworks:

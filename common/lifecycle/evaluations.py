@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
 
 from common.checkpoints import export
 from common.checkpoints.adapters import State
-from common.checkpoints.initial_copies import refuse_replaced_weights
+from common.checkpoints.initial_copies import refusing_replaced_weights
 from common.console import warn
 from common.console.display import DISPLAY
 from common.lifecycle.evaluated_networks import EvaluatedNetworks, network_to_evaluate
@@ -97,8 +97,6 @@ class Evaluations:
         context = self.context
         step = context.progress.global_step
         bare_model = network_to_evaluate(context.accelerator, model)
-        if context.config.evaluate_only:
-            refuse_replaced_weights(bare_model, self.replaced_weights)
         self.networks.note_evaluated(bare_model)
         seed = context.config.seed
         mode = evaluation_mode(context.accelerator, bare_model, context.random, seed)
@@ -107,7 +105,7 @@ class Evaluations:
                 yield bare_model
             return
         with self.noting_evaluation(), context.meters.stopwatch.stopped():
-            with mode as restore_buffers:
+            with self.checking_weights(bare_model), mode as restore_buffers:
                 yield bare_model
             context.decisions.check(step)
             if context.decisions.stopping:
@@ -117,6 +115,15 @@ class Evaluations:
                 save_and_leave()
         self.networks.last = bare_model
         self.evaluated_step = step
+
+    def checking_weights(self, bare_model: nn.Module) -> AbstractContextManager[None]:
+        """Return a context that refuses weights from before `--init-from`, with `--evaluate-only`.
+
+        In training, updates have changed them.
+        """
+        if self.context.config.evaluate_only:
+            return refusing_replaced_weights(bare_model, self.replaced_weights)
+        return nullcontext()
 
     @contextmanager
     def noting_evaluation(self) -> Iterator[None]:

@@ -138,7 +138,9 @@ def test_evaluation_again_of_weights_that_are_not_loaded_is_refused(
     run = runner.run(copy, *FLAGS, "--keep", "last")
     flags = ("--evaluate-only", "--init-from", run.directory)
     again = runner.run(copy, *FLAGS, *flags, succeeds=False)
-    assert "the network to evaluate has weights from before --init-from" in again.errors
+    assert (
+        "the network to evaluate has weights that the model had before --init-from" in again.errors
+    )
     assert "Traceback" not in again.errors
 
 

@@ -128,8 +128,8 @@ def chosen_checks(names: str | None, skipped_names: str | None) -> list[Check]:
         checks = [check for check in checks if check.name not in skipped]
     if not checks:
         raise UserError(
-            "--skip leaves out all checks that --checks names",
-            advice="leave at least one check to run",
+            "--skip leaves no check to run",
+            advice="skip fewer checks",
         )
     return checks
 
