@@ -39,17 +39,20 @@ SGD_RATES = ("0.4", "0.8", "1.6")
 
 WHITENING = "    model.whiten.weight.data = whitening_filters(images, kernel_size=2)\n"
 FIXED_FIRST_LAYER = "        self.whiten.weight.requires_grad = False\n"
-MATRICES = '        {"params": filters, "orthogonal": True, "momentum": 0.6},\n'
+MATRICES = (
+    '        {"params": [p for p in trained if p.ndim == 4], '
+    '"orthogonal": True, "momentum": 0.6},\n'
+)
 # Muon needs a batch norm behind a filter, and the first layer has none.
 MATRICES_AND_FIRST_LAYER = """\
         {
-            "params": [tensor for tensor in filters if tensor.shape[-1] == 3],
+            "params": [p for p in trained if p.ndim == 4 and p.shape[-1] == 3],
             "orthogonal": True,
             "momentum": 0.6,
         },
-        {"params": [tensor for tensor in filters if tensor.shape[-1] == 2]},
+        {"params": [p for p in trained if p.ndim == 4 and p.shape[-1] == 2]},
 """
-MATRICES_BY_SGD = '        {"params": filters},\n'
+MATRICES_BY_SGD = '        {"params": [p for p in trained if p.ndim == 4]},\n'
 DIRAC = (
     "    nn.init.dirac_(convolution.weight[:in_channels])"
     "  # its first channels begin as the identity\n"
@@ -87,7 +90,7 @@ EDITS: dict[str, Edits] = {
     },
     "no identity at the start": {DIRAC: ""},
     "random flips": {LAST_IMPORT: LAST_IMPORT + RANDOM_FLIPS},
-    "no flips": {".flip = data.channels == 3 if flip is None else flip": ".flip = False"},
+    "no flips": {".flip = data.wants_flip(config.horizontal_flip)": ".flip = False"},
     "no shifts": {".max_shift = data.image_size // 16": ".max_shift = 0"},
     "ReLU instead of GELU": {"F.gelu(": "F.relu("},
     "batch norm's momentum 0.1": {"momentum=0.4)": "momentum=0.1)"},

@@ -123,9 +123,11 @@ def batch_advice_lines(run_config: RunConfig) -> list[str]:
     There is none for one process, with `--effective-batch-size` or with a scaled learning rate.
     """
     world_size = run_config.environment.world_size
+    if world_size == 1:
+        return []
     is_rate_scaled = run_config.flags["scale_learning_rate"] != "no"
     is_batch_kept = run_config.flags["effective_batch_size"] is not None
-    if world_size == 1 or is_rate_scaled or is_batch_kept:
+    if is_rate_scaled or is_batch_kept:
         return []
     batch_size_of_rank = run_config.environment.effective_batch_size // world_size
     return [
