@@ -28,25 +28,28 @@ def copies_of(model: nn.Module, networks: Mapping[str, nn.Module]) -> dict[str, 
     Args:
         networks: the networks that checkpoints hold, by name; the model may be among them.
     """
+    state_of_model = model.state_dict()
     copies: dict[str, nn.Module] = {}
     for name, network in networks.items():
+        if network is model:
+            continue
         for module in network.modules():
-            if module is not model and has_weights_of(model, module):
+            if module is not model and has_same_weights(module.state_dict(), state_of_model):
                 copies[name] = module
                 break
     return copies
 
 
-def has_weights_of(model: nn.Module, network: nn.Module) -> bool:
+def has_same_weights(
+    state: Mapping[str, torch.Tensor], state_of_model: Mapping[str, torch.Tensor]
+) -> bool:
     """Whether a network has the model's weights and buffers, perhaps in another dtype."""
-    state = network.state_dict()
-    state_of_model = model.state_dict()
     shapes = shapes_of(state)
     if not shapes or None in shapes.values() or shapes != shapes_of(state_of_model):
         return False
     # All tensors are compared, also after a difference, because ranks gather them together.
     values = whole_tensors({name: state[name] for name in state_of_model})
-    values_of_model = whole_tensors(state_of_model)
+    values_of_model = whole_tensors(dict(state_of_model))
     are_equal = [
         torch.equal(value.to(value_of_model.dtype), value_of_model)
         for value, value_of_model in zip(values, values_of_model, strict=True)

@@ -218,12 +218,12 @@ def orthogonal_directions(directions: Tensors, steps: int) -> list[torch.Tensor]
     filters = [in_order_of_memory(direction) for direction in directions]
     matrices = [filter.flatten(1) for filter in filters]
     # Matrices of the same shape are made orthogonal together, in few large operations.
-    indices_by_kind: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
+    indices_by_group: dict[tuple[torch.Size, torch.dtype, torch.device], list[int]] = {}
     for index, matrix in enumerate(matrices):
-        kind = (matrix.shape, matrix.dtype, matrix.device)
-        indices_by_kind.setdefault(kind, []).append(index)
+        group = (matrix.shape, matrix.dtype, matrix.device)
+        indices_by_group.setdefault(group, []).append(index)
     results = list(directions)
-    for indices in indices_by_kind.values():
+    for indices in indices_by_group.values():
         stacked = torch.stack([matrices[index] for index in indices])
         orthogonal_matrices = orthogonalized(stacked, steps)
         for index, matrix in zip(indices, orthogonal_matrices.unbind(), strict=True):

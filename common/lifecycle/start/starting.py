@@ -70,18 +70,23 @@ def load_initial(context: Context, loaded: LoadedData, kept: KeptParts) -> froze
     """Load the weights of `--init-from` into the model, and into networks that are copies of it.
 
     Returns:
-        The checksums of the model's weights that were replaced.
+        The checksums of the model's weights that were replaced; empty without `--evaluate-only`,
+        because only an evaluation needs them.
     """
     config = context.config
     model = kept.bare_model
     copies = copies_of(model, context.parts.networks())
-    checksums_before = checksums_of_matrices(model)
+    checksums_before: frozenset[int] = frozenset()
+    if config.evaluate_only:
+        checksums_before = checksums_of_matrices(model)
     export.load_initial(model, config, loaded.data.class_names)
     give_weights(model, copies.values())
     if copies and config.resume is None:  # a resume restores what the copies were later
         parts = f"{listed([*copies])} of run.keep(...)"
         say(f"--init-from also gives its weights to {parts}, because they began as the model's")
-    return checksums_before - checksums_of_matrices(model)
+    if config.evaluate_only:
+        return checksums_before - checksums_of_matrices(model)
+    return frozenset()
 
 
 def plan_run(
