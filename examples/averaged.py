@@ -132,11 +132,11 @@ def compute_loss(
     return own_loss.lerp(other_loss, share), logits
 
 
-# --------------------------------------------------------------------------------- Evaluation
-
-
 def metrics(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
     return {"accuracy": logits.argmax(-1) == batch["labels"]}
+
+
+# --------------------------------------------------------------------------------- Evaluation
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:

@@ -111,9 +111,6 @@ def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Te
     return F.cross_entropy(logits.mT, batch["text"][:, 1:]), logits  # .mT: classes in dim 1
 
 
-# --------------------------------------------------------------------------------- Evaluation
-
-
 def metrics(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
     return {"accuracy": logits.argmax(-1) == batch["text"][:, 1:]}
 
@@ -121,6 +118,9 @@ def metrics(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
 def figures(totals: Totals) -> dict[str, Any]:
     loss = totals["loss"] / totals["count"]
     return {"loss": loss, "perplexity": loss.exp()}
+
+
+# --------------------------------------------------------------------------------- Evaluation
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:

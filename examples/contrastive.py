@@ -140,12 +140,12 @@ def compute_loss(
     return (F.cross_entropy(logits, pairs) + F.cross_entropy(logits.T, pairs)) / 2, logits
 
 
-# --------------------------------------------------------------------------------- Evaluation
-
-
 def metrics(logits: torch.Tensor) -> dict[str, torch.Tensor]:
     pairs = torch.arange(len(logits), device=logits.device)
     return {"pairs_found": logits.argmax(-1) == pairs}
+
+
+# --------------------------------------------------------------------------------- Evaluation
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:

@@ -140,12 +140,12 @@ def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Te
     return F.mse_loss(images, batch["clean"]), images
 
 
-# --------------------------------------------------------------------------------- Evaluation
-
-
 def metrics(images: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
     errors = (images - batch["clean"]).square().mean((1, 2, 3))
     return {"psnr": -10 * errors.log10()}  # dB, of each image
+
+
+# --------------------------------------------------------------------------------- Evaluation
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:

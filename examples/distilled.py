@@ -142,11 +142,11 @@ def distillation_loss(
     return F.kl_div(predicted, target, reduction="batchmean", log_target=True) * temperature**2
 
 
-# --------------------------------------------------------------------------------- Evaluation
-
-
 def metrics(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
     return {"accuracy": logits.argmax(-1) == batch["labels"]}
+
+
+# --------------------------------------------------------------------------------- Evaluation
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:

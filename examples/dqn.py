@@ -132,11 +132,11 @@ def compute_loss(
     return F.smooth_l1_loss(values, goals), values
 
 
-# --------------------------------------------------------------------------------- Evaluation
-
-
 def metrics(values: torch.Tensor, steps: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"value": values, "falls": steps[:, -1]}
+
+
+# --------------------------------------------------------------------------------- Evaluation
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:

@@ -115,11 +115,11 @@ def is_real(logits: torch.Tensor) -> torch.Tensor:
     return torch.arange(len(logits), device=logits.device) < len(logits) // 2
 
 
-# --------------------------------------------------------------------------------- Evaluation
-
-
 def metrics(loss: torch.Tensor, logits: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"discriminator_loss": loss, "discriminator_accuracy": (logits > 0) == is_real(logits)}
+
+
+# --------------------------------------------------------------------------------- Evaluation
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader, noise_size: int) -> dict[str, float]:

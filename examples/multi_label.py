@@ -113,9 +113,6 @@ def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Te
     return F.binary_cross_entropy_with_logits(logits, batch["labels"]), logits
 
 
-# --------------------------------------------------------------------------------- Evaluation
-
-
 def metrics(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
     return {"accuracy": (logits > 0) == (batch["labels"] > 0)}
 
@@ -125,6 +122,9 @@ def figures(totals: Totals) -> dict[str, Any]:
     by_label = {f"f1_{label}": value for label, value in zip(LABELS, f1, strict=True)}
     loss = totals["loss"] / totals["count"]
     return {"loss": loss, "macro_f1": f1.mean(), **by_label}
+
+
+# --------------------------------------------------------------------------------- Evaluation
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:

@@ -107,9 +107,6 @@ def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Te
     return F.mse_loss(predictions, batch["targets"]), predictions
 
 
-# --------------------------------------------------------------------------------- Evaluation
-
-
 def metrics(predictions: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
     return {"absolute_error": (predictions - batch["targets"]).abs()}
 
@@ -119,6 +116,9 @@ def figures(totals: Totals) -> dict[str, Any]:
     mean = totals["targets"] / totals["count"]
     variance = totals["squares"] / totals["count"] - mean**2  # of the targets
     return {"loss": mse, "rmse": mse**0.5, "r2": 1 - mse / variance}
+
+
+# --------------------------------------------------------------------------------- Evaluation
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:

@@ -145,12 +145,12 @@ def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Te
     return line_losses.mean(), logits  # each line weighs the same, in micro-batches of any size
 
 
-# --------------------------------------------------------------------------------- Evaluation
-
-
 def metrics(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
     is_right = (logits.argmax(-1) == batch["labels"]) | (batch["labels"] == PADDING)
     return {"right_lines": is_right.all(1)}
+
+
+# --------------------------------------------------------------------------------- Evaluation
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:

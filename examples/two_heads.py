@@ -127,13 +127,13 @@ def compute_loss(
     return F.mse_loss(outputs.float(), quarters(batch)), outputs
 
 
-# --------------------------------------------------------------------------------- Evaluation
-
-
 def metrics(outputs: torch.Tensor, batch: Batch, task: str) -> dict[str, torch.Tensor]:
     if task == "brightness":
         return {"absolute_error": (outputs - quarters(batch)).abs()}
     return {"accuracy": outputs.argmax(-1) == batch["labels"]}
+
+
+# --------------------------------------------------------------------------------- Evaluation
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:

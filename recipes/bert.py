@@ -111,11 +111,11 @@ def compute_loss(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Te
     return F.cross_entropy(logits, batch["labels"]), logits
 
 
-# --------------------------------------------------------------------------------- Evaluation
-
-
 def metrics(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
     return {"accuracy": logits.argmax(-1) == batch["labels"]}
+
+
+# --------------------------------------------------------------------------------- Evaluation
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:

@@ -177,11 +177,11 @@ def compute_loss(
     return F.cross_entropy(logits, batch["labels"], label_smoothing=label_smoothing), logits
 
 
-# --------------------------------------------------------------------------------- Evaluation
-
-
 def metrics(logits: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
     return {"accuracy": logits.argmax(-1) == batch["labels"]}
+
+
+# --------------------------------------------------------------------------------- Evaluation
 
 
 def evaluate(run: Run, model: nn.Module, loader: Loader) -> dict[str, float]:
