@@ -194,13 +194,15 @@ class Meters:
         readings = memory_used(self.device)
         # The summary shows the peak, and not the memory at the end.
         readings[HOST_MEMORY] = peaks(torch.device("cpu"))[0] / MEBIBYTE
-        # In `rows` below, column 0 has the losses, and the others have the fields of `CpuTimes`.
-        numbers = [self.sums.last_loss(), *self.load.times().values()]
+        loss = self.sums.last_update_loss()
+        numbers = [loss.value, loss.micro_batches, *self.load.times().values()]
         figures, rows = self.gather_figures(self.stopwatch.steady_interval, readings, numbers)
-        figures[TRAINING_LOSS] = float(rows[:, 0].mean())
+        losses, micro_batches, cpu_times = rows.split([1, 1, rows.shape[1] - 2], dim=1)
+        # The result is NaN if no rank has made an update.
+        figures[TRAINING_LOSS] = float((losses * micro_batches).sum() / micro_batches.sum())
         if self.was_on_another_device():
             figures.pop(MFU, None)  # the time on the other device is a share of another peak
-        fraction = other_cpu_fraction(rows[:, 1:], min(local_world_size(), len(rows)))
+        fraction = other_cpu_fraction(cpu_times, min(local_world_size(), len(rows)))
         if fraction is not None:
             figures[OTHER_CPU] = fraction
         return figures

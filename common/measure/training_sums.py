@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import torch
 from accelerate import Accelerator
@@ -45,6 +45,13 @@ class TrainingSumsState(TypedDict):
     last_update: list[float]  # losses of its micro-batches
 
 
+class MeanLoss(NamedTuple):
+    """The mean loss of some micro-batches."""
+
+    value: float  # 0 if there are no micro-batches
+    micro_batches: int
+
+
 class TrainingSums:
     """Sums of the loss and of a recipe's metrics since the last log line, on one rank.
 
@@ -65,6 +72,7 @@ class TrainingSums:
             accumulation: the micro-batches of an update.
         """
         self.device = device
+        self.accumulation = accumulation
         devices.has_float64(device)  # asked now, because the first answer waits for the device
         # The losses of the last update's micro-batches.
         self.last_update_losses: deque[Value] = deque(maxlen=accumulation)
@@ -228,12 +236,15 @@ class TrainingSums:
                 means[f"train/{name}"] = total / count
         return means
 
-    def last_loss(self) -> float:
-        """Return this rank's mean loss of the last update; NaN if there was no update.
+    def last_update_loss(self) -> MeanLoss:
+        """Return this rank's mean loss of the last update, for the summary of the run.
 
-        The summary of a run has this loss.
+        A rank has no loss if a run was resumed after its last update on more ranks than before.
         """
-        return float(torch.tensor([*self.last_update_losses]).mean())
+        micro_batches = len(self.last_update_losses)
+        if not micro_batches:
+            return MeanLoss(0.0, 0)
+        return MeanLoss(float(torch.tensor([*self.last_update_losses]).mean()), micro_batches)
 
     def state_dict(self) -> TrainingSumsState:
         self.fold()
@@ -260,6 +271,8 @@ class TrainingSums:
                     total_before + float(total_of_numbers),
                     count_before + float(count),
                 )
-            losses = [float(loss) for loss in state["last_update"]]
-            # Extending by a 1-D tensor appends its losses one by one, as 0-D tensors.
-            self.last_update_losses.extend(torch.tensor(losses, device=self.device))
+        losses = [float(loss) for state in states for loss in state["last_update"]]
+        if len(losses) > self.accumulation:  # those of several ranks
+            losses = [sum(losses) / len(losses)]
+        # Extending by a 1-D tensor appends its losses one by one, as 0-D tensors.
+        self.last_update_losses.extend(torch.tensor(losses, device=self.device))

@@ -102,6 +102,25 @@ def test_operations_of_several_passes_count(passes: int) -> None:
     assert meters.flops.per_sample == passes * (forward + backward)
 
 
+def test_resume_on_more_ranks_after_the_last_update_has_its_loss() -> None:
+    """The first rank takes the losses of all ranks, so the other ranks have none."""
+    states = []
+    for loss in (1.0, 2.0):
+        meters = Meters(TwoRanks(other=lambda row: row), 1)  # type: ignore[arg-type]
+        meters.stopwatch.start()
+        meters.count(torch.tensor(loss), {}, Work(8), 0.0, True)
+        states.append(meters.state_dict())
+
+    def without_loss(row: torch.Tensor) -> torch.Tensor:
+        cpu_times = len([*resumed.load.times().values()])
+        row[-cpu_times - 2 : -cpu_times] = 0.0  # the loss and the number of its micro-batches
+        return row
+
+    resumed = Meters(TwoRanks(other=without_loss), 1)  # type: ignore[arg-type]
+    resumed.load_from_ranks(states)
+    assert resumed.whole_run_figures()["train/loss"] == 1.5
+
+
 @pytest.mark.parametrize(("peak_before", "has_mfu"), [(0.0, True), (80.0, True), (312.0, False)])
 def test_resume_on_another_device_has_no_mfu_of_the_whole_run(
     peak_before: float, has_mfu: bool

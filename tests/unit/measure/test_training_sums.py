@@ -37,7 +37,7 @@ def test_training_sums_cover_all_micro_batches(micro_batches: int) -> None:
     }
     assert taken_means(sums) == pytest.approx(expected)
     last = torch.stack(losses[-2:]).mean()
-    assert sums.last_loss() == pytest.approx(float(last))
+    assert sums.last_update_loss().value == pytest.approx(float(last))
     assert taken_means(sums) == {}
 
 
@@ -55,7 +55,7 @@ def test_training_sums_continue_after_a_restore() -> None:
     whole = filled(batches)
     for cut in range(len(batches) + 1):
         resumed = filled(batches[cut:], filled(batches[:cut]).state_dict())
-        assert resumed.last_loss() == whole.last_loss()
+        assert resumed.last_update_loss() == whole.last_update_loss()
         totals = resumed.take()
         expected = filled(batches).take()
         assert totals.keys() == expected.keys()
