@@ -136,6 +136,16 @@ EXAMPLES: tuple[Example, ...] = (
         dataset="odd_text",
     ),
     Example(
+        "causal_lm",
+        "bert",
+        ("--max-steps", 80, "--eval-every", 40, "--checkpoint-every", 20, "--max-length", 64),
+        target=8.0,  # 257 by guessing
+        same_on_two=("--max-steps", 2, "--batch-size", 8),
+        space="1e-3:1e-2:log",
+        most_lines=270,
+        most_changed=200,
+    ),
+    Example(
         "two_heads",
         "mnist_mlp",
         (

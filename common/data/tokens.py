@@ -20,7 +20,7 @@ from common.storage.json_files import read_json
 from common.system.wording import counted
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 # The most texts and characters that are tokenised in one call. Python handles signals only between
 # calls, so a call must not take long.
@@ -228,6 +228,21 @@ def with_short_words(text: str) -> str:
 def cut_word(word: str) -> str:
     starts = range(0, len(word), MAX_WORD_LENGTH)
     return " ".join(word[start : start + MAX_WORD_LENGTH] for start in starts)
+
+
+def byte_tokenizer() -> "PreTrainedTokenizerFast":
+    """Return a tokenizer whose tokens are the bytes of a text in UTF-8, and the end of a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    end_of_text = "<eos>"
+    vocabulary = {end_of_text: 0}
+    for character in sorted(pre_tokenizers.ByteLevel.alphabet()):  # one stands for each byte
+        vocabulary[character] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end_of_text)
 
 
 def load_tokenizer(checkpoint: str) -> "PreTrainedTokenizerBase":

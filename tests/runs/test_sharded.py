@@ -231,8 +231,8 @@ def test_evaluation_of_shards(runner: Runner, odd_images: Path, sharded_mlp: Fin
 
 
 # Examples whose code does not mention shards: two networks, an average of the weights, tied
-# weights, images as outputs.
-WITHOUT_SHARDS = ("gan", "dqn", "averaged", "lora", "character_model", "denoiser")
+# weights, a model of Transformers, images as outputs.
+WITHOUT_SHARDS = ("gan", "dqn", "averaged", "lora", "character_model", "causal_lm", "denoiser")
 
 
 @pytest.mark.slow
