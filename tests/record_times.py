@@ -23,7 +23,7 @@ from common import run
 from common.data import loader
 
 RANK = os.environ.get("RANK", "0")
-MAKE_BATCHES = loader.Loader.make_batches
+EPOCH = loader.Loader.epoch
 RECORD = run.Run.record
 
 
@@ -43,16 +43,13 @@ class Delays:
         self.waited += time.perf_counter() - began
 
 
-def make_batches(
-    self: Any, micro_batches: Any, epoch: int | None, first_micro_batch: int = 0
-) -> Iterator[Any]:
-    """Yield the batches of the loader, each with a delay."""
-    batches = MAKE_BATCHES(self, micro_batches, epoch, first_micro_batch)
+def delayed_epoch(self: Any, epoch: int, first_update: int = 0) -> Iterator[Any]:
+    """Yield the batches of an epoch, each with a delay."""
+    batches = EPOCH(self, epoch, first_update)
     began = time.perf_counter()
     for batch in batches:
-        if epoch is not None:
-            DELAYS.wait()
-            DELAYS.came += time.perf_counter() - began
+        DELAYS.wait()
+        DELAYS.came += time.perf_counter() - began
         yield batch
         began = time.perf_counter()
 
@@ -73,7 +70,7 @@ if __name__ == "__main__":
     FILE.parent.mkdir(exist_ok=True)
     is_slow = sys.argv[2] == RANK
     DELAYS = Delays(*(float(word) * is_slow for word in sys.argv[3:5]))
-    loader.Loader.make_batches = make_batches  # type: ignore[method-assign]
+    loader.Loader.epoch = delayed_epoch  # type: ignore[method-assign]
     run.Run.record = record  # type: ignore[method-assign]
     sys.argv = sys.argv[5:]
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -177,7 +177,7 @@ class Loader:
         if self.signals.is_rehearsing():
             yield from self.rehearsed(self.rehearsal_of(order.batches()))
             return
-        for batch, _ in self.make_batches(order.batches(), None):
+        for batch, _ in self.evaluation_batches(order.batches()):
             if self.signals.is_stop_announced():
                 return
             yield batch
@@ -203,7 +203,7 @@ class Loader:
             batches = self.rehearsed(self.rehearsal_of(micro_batches))
             is_real = self.rehearsal_of(is_real)
         else:
-            batches = (batch for batch, _ in self.make_batches(micro_batches, None))
+            batches = (batch for batch, _ in self.evaluation_batches(micro_batches))
         for batch, is_real_in_batch in zip(batches, is_real, strict=True):
             yield batch, is_real_in_batch.to(self.device)
 
@@ -241,7 +241,7 @@ class Loader:
         """
         had_workers = self.workers.has_loader
         try:
-            batches_with_work = self.make_batches(micro_batches, None)
+            batches_with_work = self.evaluation_batches(micro_batches)
             for indices, (batch, _) in zip(micro_batches, batches_with_work, strict=True):
                 self.signals.note_rehearsed(len(indices))
                 yield batch
@@ -250,51 +250,65 @@ class Loader:
                 self.workers.close()
 
     def epoch(self, epoch: int, first_update: int = 0) -> BatchesWithWork:
-        """Yield each batch and how much work it holds, from an update to the end of the epoch."""
+        """Yield each batch and how much work it holds, from an update to the end of the epoch.
+
+        Raises:
+            UserError: stored samples have changed since the first batches.
+        """
         assert isinstance(self.order, TrainingOrder)
-        if self.placement == "workers":
-            yield from self.make_batches(self.order.micro_batches(epoch, first_update), epoch)
-        else:
+        if self.placement == "device":
             # `gathered` needs the micro-batches of the whole epoch, because it groups them from the
             # epoch's beginning.
             first_micro_batch = first_update * self.order.accumulation
-            micro_batches = self.order.micro_batches(epoch)
-            yield from self.make_batches(micro_batches, epoch, first_micro_batch)
+            micro_batches: MicroBatches = self.order.micro_batches(epoch)
+            batches = self.gathered(micro_batches, epoch, first_micro_batch)
+            micro_batches = micro_batches[first_micro_batch:]
+        else:
+            micro_batches = self.order.micro_batches(epoch, first_update)
+            batches = self.workers.batches(micro_batches, epoch)
+        yield from self.with_work(micro_batches, batches)
+
+    def evaluation_batches(self, micro_batches: list[torch.Tensor]) -> BatchesWithWork:
+        """For each micro-batch of an evaluation, yield its batch and how much work it holds.
+
+        Args:
+            micro_batches: the sample indices of each micro-batch, int64 [batch].
+
+        Raises:
+            UserError: stored samples have changed since the first batches.
+        """
+        if self.placement == "device":
+            batches = self.gathered(micro_batches, epoch=None)
+        else:
+            batches = self.workers.batches(micro_batches, epoch=None)
+        batches_with_work = self.with_work(micro_batches, batches)
+        for indices, batch_with_work in zip(micro_batches, batches_with_work, strict=True):
+            # The last batches of an evaluation may be smaller than all others. The context lasts
+            # while the caller computes with the batch.
+            is_short = len(indices) < self.order.batch_size
+            with without_tuning() if is_short else nullcontext():
+                yield batch_with_work
 
     def close(self) -> None:
         """End the workers, if there are any."""
         self.workers.close()
 
-    def make_batches(
-        self, micro_batches: MicroBatches, epoch: int | None, first_micro_batch: int = 0
-    ) -> BatchesWithWork:
-        """For each micro-batch, yield its batch and how much work it holds.
+    def with_work(self, micro_batches: MicroBatches, batches: Iterator[Batch]) -> BatchesWithWork:
+        """Yield each batch and how much work it holds.
 
         Args:
-            micro_batches: the sample indices of each micro-batch, int64 [batch].
-            epoch: None in an evaluation.
-            first_micro_batch: the number of the first micro-batch to yield, if samples are on the
-                device; 0 in an evaluation. Workers yield all micro-batches.
+            micro_batches: the sample indices of each batch, int64 [batch].
 
         Raises:
             UserError: stored samples have changed since the first batches.
         """
         self.samples.refuse_changes()
-        if self.placement == "device":
-            batches = self.gathered(micro_batches, epoch, first_micro_batch)
-            micro_batches = micro_batches[first_micro_batch:]
-        else:
-            batches = self.workers.batches(micro_batches, epoch)
         for indices, batch in zip(micro_batches, batches, strict=True):
-            # The last batches of an evaluation may be smaller than all others. The context lasts
-            # while the caller computes with the batch.
-            is_short = epoch is None and len(indices) < self.order.batch_size
-            with without_tuning() if is_short else nullcontext():
-                yield batch, self.samples.work_of(batch, indices)
+            yield batch, self.samples.work_of(batch, indices)
         self.samples.refuse_changes()
 
     def gathered(
-        self, micro_batches: MicroBatches, epoch: int | None, first_micro_batch: int
+        self, micro_batches: MicroBatches, epoch: int | None, first_micro_batch: int = 0
     ) -> Iterator[Batch]:
         """Gather batches from the device's memory, several at a time if possible.
 
@@ -302,6 +316,10 @@ class Loader:
         size, wherever a resumed run begins. So each batch lies at the same place in its group: its
         alignment in memory may decide the last bits of a result. Batches before `first_micro_batch`
         are gathered with their group, but not yielded.
+
+        Args:
+            epoch: the epoch in which the samples are augmented; None in an evaluation.
+            first_micro_batch: the number of the first micro-batch to yield.
         """
         per_gather = self.batches_per_gather
         first_start = first_micro_batch - first_micro_batch % per_gather

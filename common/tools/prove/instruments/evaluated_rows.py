@@ -18,7 +18,6 @@ from torch.utils import _pytree as tree
 
 from common.data.loader import Loader
 from common.data.samples import BatchesWithWork
-from common.data.workers.pool import MicroBatches
 from common.run import Run
 from common.storage.value_digests import digest_of_state
 from common.tools.prove.observation.session import Session
@@ -30,7 +29,7 @@ def install(session: Session) -> None:
     """Install the instrument. The probe calls this before the recipe runs."""
     observer = EvaluatedRowsObserver(session)
     session.wrap(Run, "evaluating", observer.around_evaluating)
-    session.wrap(Loader, "make_batches", observer.around_make_batches)
+    session.wrap(Loader, "evaluation_batches", observer.around_evaluation_batches)
 
 
 @dataclass
@@ -109,24 +108,20 @@ class EvaluatedRowsObserver:
                 self.evaluation = outer_evaluation
         self.write_records(evaluation)
 
-    def around_make_batches(
+    def around_evaluation_batches(
         self,
-        original: Callable[..., BatchesWithWork],
+        original: Callable[[Loader, list[torch.Tensor]], BatchesWithWork],
         loader: Loader,
-        micro_batches: MicroBatches,
-        epoch: int | None,
-        first_micro_batch: int = 0,
+        micro_batches: list[torch.Tensor],
     ) -> BatchesWithWork:
-        """Yield the batches of a loader, and note those of an evaluation."""
-        batches = original(loader, micro_batches, epoch, first_micro_batch)
-        is_in_training = epoch is not None
-        if is_in_training or not self.session.has_started:
+        """Yield the batches of an evaluation, and note the values of their samples."""
+        batches = original(loader, micro_batches)
+        if not self.session.has_started:
             yield from batches
             return
-        # `first_micro_batch` is 0 in an evaluation, so both begin with the same batch.
-        for samples, (batch, work) in zip(micro_batches, batches, strict=False):
+        for indices, (batch, work) in zip(micro_batches, batches, strict=True):
             if self.evaluation is not None:
-                self.note_batch(self.evaluation, loader, samples.tolist(), batch)
+                self.note_batch(self.evaluation, loader, indices.tolist(), batch)
             yield batch, work
 
     def note_batch(

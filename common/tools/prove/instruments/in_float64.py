@@ -24,7 +24,8 @@ def install(session: Session) -> None:
     """Install the instrument. The probe calls this before the recipe runs."""
     session.wrap(ShardingAccelerator, "prepare_model", prepare_in_float64)
     session.wrap(Run, "keep", keep_in_float64)
-    session.wrap(Loader, "make_batches", batches_in_float64)
+    session.wrap(Loader, "epoch", batches_in_float64)
+    session.wrap(Loader, "evaluation_batches", batches_in_float64)
 
 
 def prepare_in_float64(

@@ -21,7 +21,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from common.data.loader import Loader
 from common.data.samples import BatchesWithWork
-from common.data.workers.pool import MicroBatches
 from common.tools.prove.instruments.loss_calls import (
     BINARY_LOSSES,
     CLASS_LOSSES,
@@ -40,7 +39,7 @@ from common.tools.prove.records.instrument_records import (
 def install(session: Session) -> None:
     """Install the instrument. The probe calls this before the recipe runs."""
     observer = LossObserver(session)
-    session.wrap(Loader, "make_batches", observer.around_make_batches)
+    session.wrap(Loader, "evaluation_batches", observer.around_evaluation_batches)
     for name in (*CLASS_LOSSES, *BINARY_LOSSES, *DISTANCES):
         session.wrap(functional, name, observer.around_loss)
     register_module_forward_pre_hook(observer.before_forward)
@@ -64,28 +63,23 @@ class LossObserver:
         self.pass_numbers = itertools.count()
         self.reported_layers: set[tuple[int, str]] = set()  # pass numbers and class names
 
-    def around_make_batches(
+    def around_evaluation_batches(
         self,
-        original: Callable[..., BatchesWithWork],
+        original: Callable[[Loader, list[torch.Tensor]], BatchesWithWork],
         loader: Loader,
-        micro_batches: MicroBatches,
-        epoch: int | None,
-        first_micro_batch: int = 0,
+        micro_batches: list[torch.Tensor],
     ) -> BatchesWithWork:
-        """Yield the batches of a loader, and remember the current batch of an evaluation."""
-        batches = original(loader, micro_batches, epoch, first_micro_batch)
-        is_evaluation = epoch is None
-        if not is_evaluation or not self.session.has_started:
-            self.batch = None
+        """Yield the batches of an evaluation, and remember the current one."""
+        batches = original(loader, micro_batches)
+        if not self.session.has_started:
             yield from batches
             return
         pass_number = next(self.pass_numbers)
         split = self.session.split_of(loader)
         try:
-            # `first_micro_batch` is 0 in an evaluation, so both begin with the same batch.
-            for samples, batch_and_work in zip(micro_batches, batches, strict=False):
-                self.batch = CurrentBatch(split, pass_number, samples.tolist())
-                yield batch_and_work
+            for indices, batch_with_work in zip(micro_batches, batches, strict=True):
+                self.batch = CurrentBatch(split, pass_number, indices.tolist())
+                yield batch_with_work
         finally:
             self.batch = None
 

@@ -23,8 +23,8 @@ from common.checkpoints.adapters import RandomState
 from common.checkpoints.part_states import Stateful
 from common.data import loader as loader_module
 from common.data.loader import Loader
+from common.data.order import TrainingOrder
 from common.data.samples import Batch, BatchesWithWork
-from common.data.workers.pool import MicroBatches
 from common.lifecycle import evaluations, saving
 from common.lifecycle.stages import StartedRun
 from common.measure.value_checks import Measured, Metrics
@@ -83,7 +83,8 @@ class RunObserver:
         wrap(Run, "finish", self.around_finish)
         # The loop saves with `Run.save`, which calls this function. So does a run that stops.
         wrap(saving, "save", self.around_save)
-        wrap(Loader, "make_batches", self.around_make_batches)
+        wrap(Loader, "epoch", self.around_epoch)
+        wrap(Loader, "evaluation_batches", self.around_evaluation_batches)
         # The rehearsal reads all samples, so that its figures are those before training. The run's
         # check for means needs the two batches of a usual rehearsal, so the check is off.
         wrap(loader_module, "rehearsal_batches", lambda original, batches, *options: [*batches])
@@ -231,6 +232,21 @@ class RunObserver:
             )
         original(started)
 
+    def around_epoch(
+        self,
+        original: Callable[[Loader, int, int], BatchesWithWork],
+        loader: Loader,
+        epoch: int,
+        first_update: int = 0,
+    ) -> BatchesWithWork:
+        """Yield the batches of an epoch, and note the samples of each before the loop gets it."""
+        assert isinstance(loader.order, TrainingOrder)
+        micro_batches = loader.order.micro_batches(epoch, first_update)
+        batches = original(loader, epoch, first_update)
+        for indices, batch_with_work in zip(micro_batches, batches, strict=True):
+            self.session.note_samples(indices.tolist())
+            yield batch_with_work
+
     # In evaluations
 
     @contextmanager
@@ -276,27 +292,21 @@ class RunObserver:
             )
         )
 
-    def around_make_batches(
+    def around_evaluation_batches(
         self,
-        original: Callable[..., BatchesWithWork],
+        original: Callable[[Loader, list[torch.Tensor]], BatchesWithWork],
         loader: Loader,
-        micro_batches: MicroBatches,
-        epoch: int | None,
-        first_micro_batch: int = 0,
+        micro_batches: list[torch.Tensor],
     ) -> BatchesWithWork:
-        """Yield the batches of a loader, and observe each batch before the recipe gets it.
+        """Yield the batches of an evaluation, and record each before the recipe gets it.
 
-        Of a training batch, only the samples are noted. A batch of an evaluation is recorded, or
-        the run is interrupted before it. Nothing is recorded before `run.start`.
+        If it is planned, interrupt the run before a batch. Before `run.start`, record nothing.
         """
-        session = self.session
-        count = len(micro_batches) - first_micro_batch
-        batches = original(loader, micro_batches, epoch, first_micro_batch)
+        batches = original(loader, micro_batches)
+        count = len(micro_batches)
         for number, (batch, work) in enumerate(batches):
-            samples = micro_batches[first_micro_batch + number].tolist()
-            if epoch is not None:  # it is None in an evaluation
-                session.note_samples(samples)
-            elif session.has_started:
+            if self.session.has_started:
+                samples = micro_batches[number].tolist()
                 self.before_evaluation_batch(loader, samples, batch, number, count)
             yield batch, work
 
