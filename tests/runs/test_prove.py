@@ -11,7 +11,7 @@ from common.tools.prove.layouts.compared_runs import UPDATES
 from common.tools.prove.layouts.comparison import updates_of
 from common.tools.prove.receipt import read_receipt
 from common.tools.prove.records.observed_run import ObservedRun, read_processes
-from common.tools.prove.records.run_records import Interrupted, MicroBatch
+from common.tools.prove.records.run_records import Interruption, MicroBatch
 from tests.launch import REPOSITORY
 from tests.unit.data.test_parquet import images_folder
 
@@ -34,7 +34,7 @@ def test_a_recipe_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert [result.passed for result in receipt.checks] == [True, True, True]
     assert "3 of 3 checks passed (learns, repeatable, resumes)" in output.splitlines()[-2]
     processes = read_processes(folder / "interrupted")
-    assert [len(process.of(Interrupted)) for process in processes] == [1, 1, 1, 1, 1, 0]
+    assert [len(process.of(Interruption)) for process in processes] == [1, 1, 1, 1, 1, 0]
     # The interrupted launches together made each update, and none of them from the start.
     steps = [{step for step, _ in process.micro_batches} for process in processes]
     assert set().union(*steps) == {*range(receipt.updates)}

@@ -46,7 +46,7 @@ def make_proof_receipt(
         ),
         flags=flag_words(bench.flags.values),
         seed=request.seed,
-        updates=0 if reference is None else reference.started.total_steps,
+        updates=0 if reference is None else reference.start_record.total_steps,
         processor=processor,
         cores=cores,
         environment=environment,

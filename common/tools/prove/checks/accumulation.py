@@ -44,8 +44,10 @@ def verdict_of(pair: RunPair) -> Verdict:
     if cause is not None:
         return failed_verdict(comparison_in_words(pair), [cause])
     mixing = sample_mixing_of(pair.variant)
-    if mixing.layers:
-        return skipped_verdict(f"{' and '.join(mixing.layers)} mixes the samples of a micro-batch")
+    if mixing.batch_norms:
+        return skipped_verdict(
+            f"{' and '.join(mixing.batch_norms)} mixes the samples of a micro-batch"
+        )
     if mixing.couples_samples:
         return skipped_verdict("the recipe states couples_samples=True")
     update_cause = cause_of_loss_or_gradients(pair) or cause_of_weights(pair)

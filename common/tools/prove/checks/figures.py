@@ -27,12 +27,12 @@ from common.tools.prove.recomputation.split_passes import split_passes_of_evalua
 from common.tools.prove.recomputation.training_losses import ADVICE_OF_LOSS, checked_losses
 from common.tools.prove.recomputation.training_metrics import checked_metrics
 from common.tools.prove.records.instrument_records import (
-    EvaluatedRows,
+    EvaluatedSamples,
+    LayerInTrainingMode,
     LogInterval,
-    TrainingMode,
 )
 from common.tools.prove.records.observed_run import ObservedRun
-from common.tools.prove.records.run_records import ObservedEvaluation, Recorded
+from common.tools.prove.records.run_records import EvaluationFigures, RecordedMicroBatch
 from common.tools.prove.verdicts import Cause, Verdict, failed_verdict
 from common.tools.rows import number_or_none, step_of_row
 
@@ -84,7 +84,7 @@ def checked_rows(run: ObservedRun) -> CheckedFigures:
     steps = [0, *map(step_of_row, rows)]  # a row has the mean since the step of the row before it
     for (previous_step, step), row in zip(pairwise(steps), rows, strict=True):
         expected = means_between(run, previous_step, step)
-        expected[SAMPLES] = float(step * run.started.samples_per_update)
+        expected[SAMPLES] = float(step * run.start_record.samples_per_update)
         for name, value in expected.items():
             if name not in row:
                 continue
@@ -121,7 +121,7 @@ def means_between(run: ObservedRun, previous_step: int, step: int) -> dict[str, 
     losses = []
     totals: defaultdict[str, float] = defaultdict(float)
     elements: defaultdict[str, int] = defaultdict(int)
-    for _, record in run.all(Recorded):
+    for _, record in run.all(RecordedMicroBatch):
         if previous_step <= record.step < step:
             losses.append(record.loss)
             for name, (total, count) in record.metrics.items():
@@ -138,7 +138,7 @@ def means_between(run: ObservedRun, previous_step: int, step: int) -> dict[str, 
 
 def checked_mode(run: ObservedRun) -> CheckedFigures:
     """Check whether layers are in training mode in an evaluation; this counts no figures."""
-    layers = {record.layer for _, record in run.all(TrainingMode)}
+    layers = {record.layer_class for _, record in run.all(LayerInTrainingMode)}
     if not layers:
         return CheckedFigures("figures of evaluations")
     cause = Cause(
@@ -160,7 +160,7 @@ def checked_evaluations(run: ObservedRun, trusted: Collection[str] | None = None
     """
     compared_count = 0
     unknown_count = 0
-    for record in run.processes[0].of(ObservedEvaluation):
+    for record in run.processes[0].of(EvaluationFigures):
         split_passes = split_passes_of_evaluation(run, record)
         has_more_calls = calls_model_several_times(run, record)
         for name, value in logged_figures(run, record).items():
@@ -194,7 +194,7 @@ def correct_figures(run: ObservedRun) -> set[str]:
     """
     correct: set[str] = set()
     wrong_or_unknown: set[str] = set()
-    for record in run.processes[0].of(ObservedEvaluation):
+    for record in run.processes[0].of(EvaluationFigures):
         split_passes = split_passes_of_evaluation(run, record)
         for name, value in logged_figures(run, record).items():
             if compare_figure(name, value, split_passes).is_correct:
@@ -204,7 +204,7 @@ def correct_figures(run: ObservedRun) -> set[str]:
     return correct - wrong_or_unknown
 
 
-def logged_figures(run: ObservedRun, evaluated: ObservedEvaluation) -> dict[str, float]:
+def logged_figures(run: ObservedRun, evaluated: EvaluationFigures) -> dict[str, float]:
     """Return the logged figures of an evaluation, by their names without the prefix.
 
     A process may lack figures that another process has, so the logged figures count, and not those
@@ -232,14 +232,14 @@ def logged_figures(run: ObservedRun, evaluated: ObservedEvaluation) -> dict[str,
     return figures
 
 
-def calls_model_several_times(run: ObservedRun, evaluated: ObservedEvaluation) -> bool:
+def calls_model_several_times(run: ObservedRun, evaluated: EvaluationFigures) -> bool:
     """Whether an evaluation calls the model more often than it reads batches.
 
     Then its figures may come from outputs that no loss got, so they may differ from the outcomes.
     """
-    for _, record in run.all(EvaluatedRows):
+    for _, record in run.all(EvaluatedSamples):
         is_of_evaluation = (record.step, record.phase) == (evaluated.step, evaluated.phase)
-        if is_of_evaluation and record.calls > record.batches:
+        if is_of_evaluation and record.model_calls > record.batch_count:
             return True
     return False
 
@@ -250,14 +250,16 @@ def calls_model_several_times(run: ObservedRun, evaluated: ObservedEvaluation) -
 def checked_speeds(run: ObservedRun) -> CheckedFigures:
     """Check whether the logged speed is the speed by the proof's own clock."""
     rows = {step_of_row(row): row for row in StoredRun(run.directory).rows}
-    samples_per_update = run.started.samples_per_update
+    samples_per_update = run.start_record.samples_per_update
     ratios = []  # of the logged speed to the speed by the proof's own clock
     for interval in run.processes[0].of(LogInterval):
         # The record was written at the log line, after the update was counted.
         row = rows.get(interval.step, {})
         speed = number_or_none(row.get(THROUGHPUT))
-        if speed and interval.after >= FIRST_UPDATES:  # throughput leaves the first ones out
-            samples = (interval.step - interval.after) * samples_per_update
+        if (
+            speed and interval.previous_step >= FIRST_UPDATES
+        ):  # throughput leaves the first ones out
+            samples = (interval.step - interval.previous_step) * samples_per_update
             ratios.append(speed * interval.seconds / samples)
     causes: tuple[Cause, ...] = ()
     if ratios and abs(median(ratios) - 1) > SPEED_TOLERANCE:

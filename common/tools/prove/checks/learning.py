@@ -13,7 +13,7 @@ from common.tools.prove.recomputation.margins import (
 )
 from common.tools.prove.recomputation.split_passes import split_passes_of_evaluation
 from common.tools.prove.records.observed_run import ObservedRun
-from common.tools.prove.records.run_records import ObservedEvaluation
+from common.tools.prove.records.run_records import EvaluationFigures
 from common.tools.prove.verdicts import Verdict
 
 LONGER_FACTOR = 4  # the longer run has this many times the updates of the first run
@@ -46,11 +46,11 @@ def learning_of(run: ObservedRun, metric: str) -> Learning:
     The last model counts, not the best one. The best of several evaluations is probably better than
     the one before training even if the model guesses.
     """
-    split = run.started.validation_split
-    samples = run.started.split_sizes[split]
+    split = run.start_record.validation_split
+    samples = run.start_record.split_sizes[split]
     before = None
-    last: ObservedEvaluation | None = None
-    for record in run.processes[0].of(ObservedEvaluation):
+    last: EvaluationFigures | None = None
+    for record in run.processes[0].of(EvaluationFigures):
         if metric not in record.figures or record.split != split:
             continue
         if record.phase == "rehearsal":
@@ -64,7 +64,7 @@ def learning_of(run: ObservedRun, metric: str) -> Learning:
 
 
 def objective_value(
-    run: ObservedRun, record: ObservedEvaluation, metric: str, samples: int
+    run: ObservedRun, record: EvaluationFigures, metric: str, samples: int
 ) -> ObjectiveValue:
     return ObjectiveValue(record.figures[metric], samples, split_passes_of_evaluation(run, record))
 
@@ -90,8 +90,8 @@ def verdict_of(bench: Bench, run: ObservedRun, standard_errors: float = STANDARD
     objective = bench.recipe.objective
     metric = objective.metric
     learning = learning_of(run, metric)
-    split = run.started.validation_split
-    subject = f"{metric} on {run.started.split_sizes[split]} samples of {split}"
+    split = run.start_record.validation_split
+    subject = f"{metric} on {run.start_record.split_sizes[split]} samples of {split}"
     if learning.before is None:
         return Verdict(
             None,

@@ -27,16 +27,16 @@ MAX_GROWTH = {
     "tensors": 0.0002,
     "arrays": 0.0002,
     "device": 0.01,
-    "in_use": 0.005,
+    "allocator": 0.005,
     "resident": 0.5,
 }
 # Each evaluation leaves a row behind, and a save may still be in progress.
-MAX_GROWTH_OF_EVALUATIONS = {**MAX_GROWTH, "in_use": 0.05}
+MAX_GROWTH_OF_EVALUATIONS = {**MAX_GROWTH, "allocator": 0.05}
 WORDS = {
     "tensors": "live tensors",
     "arrays": "NumPy arrays in the recipe's variables",
     "device": "the device's memory",
-    "in_use": "the process's memory",
+    "allocator": "the process's memory",
     "resident": "the process's resident memory",
 }
 BYTES_OF_TENSOR = 512  # the Python and C++ objects of a tensor, without its values
@@ -128,7 +128,7 @@ def growths_of(measurements: Sequence[MemoryInUse], limits: Mapping[str, float])
     steps = [float(measurement.step) for measurement in measurements]
     # A size that rises several times and never falls is not noise.
     exact_sizes = {
-        "tensors": [measurement.tensors for measurement in measurements],
+        "tensors": [measurement.tensor_count for measurement in measurements],
         "arrays": [measurement.array_bytes for measurement in measurements],
     }
     growths = []
@@ -165,19 +165,19 @@ def sizes_by_type(measurements: Sequence[MemoryInUse]) -> dict[str, list[float]]
     """
     sizes = {
         "tensors": [
-            float(measurement.tensor_bytes + measurement.tensors * BYTES_OF_TENSOR)
+            float(measurement.tensor_bytes + measurement.tensor_count * BYTES_OF_TENSOR)
             for measurement in measurements
         ],
         "arrays": [float(measurement.array_bytes) for measurement in measurements],
     }
-    device_sizes = [measurement.device for measurement in measurements]
-    sizes_in_use = [measurement.in_use for measurement in measurements]
+    device_sizes = [measurement.device_bytes for measurement in measurements]
+    sizes_in_use = [measurement.allocator_bytes for measurement in measurements]
     if None not in device_sizes:
         sizes["device"] = [float(size) for size in device_sizes if size is not None]
     if sizes_in_use[0] is None:
-        sizes["resident"] = [float(measurement.resident) for measurement in measurements]
+        sizes["resident"] = [float(measurement.resident_bytes) for measurement in measurements]
     elif None not in sizes_in_use:
-        sizes["in_use"] = [float(size) for size in sizes_in_use if size is not None]
+        sizes["allocator"] = [float(size) for size in sizes_in_use if size is not None]
     return sizes
 
 
@@ -192,8 +192,8 @@ def slopes_between(steps: Sequence[float], values: Sequence[float]) -> list[floa
 def growing_graph_in_words(graph: GrowingGraph) -> str:
     """Return a sentence about a variable that keeps the graphs of earlier updates."""
     return (
-        f"{graph.variable} holds a graph of gradients that grew by {graph.more:,} to "
-        f"{graph.nodes:,} operations"
+        f"{graph.variable} holds a graph of gradients that grew by {graph.growth:,} to "
+        f"{graph.operation_count:,} operations"
     )
 
 
@@ -201,8 +201,8 @@ def growing_tensors_in_words(tensors: GrowingTensors) -> str:
     """Return a sentence about tensors whose number grows, and the variable that holds them."""
     size = " × ".join(str(length) for length in tensors.shape) or "a single value"
     return (
-        f"the number of {tensors.dtype} [{size}] tensors grew by {tensors.more} to "
-        f"{tensors.count}; they are held by {tensors.holder}"
+        f"the number of {tensors.dtype} [{size}] tensors grew by {tensors.growth} to "
+        f"{tensors.tensor_count}; they are held by {tensors.holder}"
     )
 
 
@@ -216,9 +216,9 @@ def growing_containers_in_words(run: ObservedRun) -> list[str]:
     containers = [
         container for container in process.of(GrowingContainer) if container.variable not in holders
     ]
-    containers.sort(key=lambda container: container.more * container.item_bytes, reverse=True)
+    containers.sort(key=lambda container: container.growth * container.item_bytes, reverse=True)
     return [
-        f"{container.variable} grew by {container.more:,} to {container.items:,} items"
+        f"{container.variable} grew by {container.growth:,} to {container.item_count:,} items"
         for container in containers
     ]
 

@@ -163,7 +163,7 @@ def compared_in_words(pair: RunPair) -> str:
             f"; {' and '.join(mixing_modules)} may also mix the samples of an evaluation's batch, "
             "so evaluations are not compared"
         )
-    mixing_layers = sample_mixing_of(pair.variant).layers
+    mixing_layers = sample_mixing_of(pair.variant).batch_norms
     if mixing_layers:
         layers = " and ".join(mixing_layers)
         compared += (
@@ -178,7 +178,7 @@ def cause_of_evaluations(pair: RunPair) -> Cause | None:
 
     Evaluations that mix the samples of a batch are not compared.
     """
-    if sample_mixing_of(pair.variant).layers or mixing_modules_of(pair.variant):
+    if sample_mixing_of(pair.variant).batch_norms or mixing_modules_of(pair.variant):
         return None
     return cause_of_independent_figures(pair)
 

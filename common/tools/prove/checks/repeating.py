@@ -13,7 +13,7 @@ def judge_repeating(bench: Bench) -> Verdict:
     reference = bench.reference
     repeated = bench.run(RunSpec("repeated", is_fresh=True))
     results = Results(reference.directory)
-    compared = f"{reference.started.total_steps} updates, {results.counts_text}, of 2 runs"
+    compared = f"{reference.start_record.total_steps} updates, {results.counts_text}, of 2 runs"
     differences = differences_of_results(results, Results(repeated.directory))
     difference = first_difference(reference, repeated)
     if difference is None and not differences:

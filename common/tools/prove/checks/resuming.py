@@ -14,7 +14,7 @@ from common.tools.prove.proof_runs.interrupted_run import MANNERS, interrupted_s
 from common.tools.prove.proof_runs.recipe_flags import as_words
 from common.tools.prove.records.base import Manner
 from common.tools.prove.records.observed_run import ObservedRun
-from common.tools.prove.records.run_records import Interrupted
+from common.tools.prove.records.run_records import Interruption
 from common.tools.prove.verdicts import Cause, Verdict, failed_verdict
 
 MANNERS_IN_WORDS: dict[Manner, str] = {
@@ -63,7 +63,7 @@ def judge_resuming(bench: Bench) -> Verdict:
 
 def is_of_worker(difference: Difference, reference: ObservedRun) -> bool:
     """Whether a difference is in the contents of a batch that a worker process has made."""
-    return difference.subject == "batch" and reference.started.workers > 0
+    return difference.field == "batch_digest" and reference.start_record.worker_count > 0
 
 
 def causes_without_workers(bench: Bench) -> list[Cause]:
@@ -87,11 +87,11 @@ def interruptions_in_words(run: ObservedRun) -> str:
     """Return the interruptions of a run in words, such as "killed after update 4"."""
     kills: list[str] = []
     stops: list[str] = []
-    for _, record in run.all(Interrupted):
+    for _, record in run.all(Interruption):
         if record.manner == "stop":
-            stops.append(record.place)
+            stops.append(record.moment)
         else:
-            kills.append(record.place)
+            kills.append(record.moment)
     phrases = []
     if kills:
         phrases.append(f"killed {', '.join(kills)}")
@@ -103,7 +103,7 @@ def interruptions_in_words(run: ObservedRun) -> str:
 def missing_manners(run: ObservedRun) -> list[str]:
     """Return the planned manners in which a run was not interrupted, once each, in words."""
     missing = [*MANNERS]
-    for _, record in run.all(Interrupted):
+    for _, record in run.all(Interruption):
         missing.remove(record.manner)
     return [MANNERS_IN_WORDS[manner] for manner in dict.fromkeys(missing)]
 

@@ -11,16 +11,16 @@ from common.tools.prove.layouts.compared_runs import run_with_layout, update_lay
 from common.tools.prove.proof_runs.bench import Bench, RunFailedError
 from common.tools.prove.proof_runs.interrupted_run import interrupted_spec
 from common.tools.prove.records.instrument_records import (
-    EvaluatedRows,
-    MissingRows,
-    UnusedRows,
+    EvaluatedSamples,
+    MissingSamples,
+    UnusedSamples,
 )
 from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun
 from common.tools.prove.records.run_records import (
     EvaluationBatch,
+    EvaluationFigures,
     MicroBatch,
-    ObservedEvaluation,
-    Recorded,
+    RecordedMicroBatch,
 )
 from common.tools.prove.verdicts import Cause, Verdict, failed_verdict
 
@@ -58,8 +58,8 @@ def judge_samples(bench: Bench) -> Verdict:
     if not completed_epochs(distributed):
         causes.append(NO_COMPLETED_EPOCH)
     evaluations = sum(len(complete_evaluations(run)) for run in runs)
-    samples = bench.reference.started.split_sizes["train"]
-    starts = sum(len(run.of_rank(0)) for run in runs)
+    samples = bench.reference.start_record.split_sizes["train"]
+    starts = sum(len(run.processes_of_rank(0)) for run in runs)
     epochs = ", ".join(f"{len(completed_epochs(run))} of {run.name}" for run in runs)
     compared = (
         f"{samples} training samples and {evaluations} evaluations, in {len(runs)} runs with "
@@ -103,15 +103,15 @@ def cause_of_unrecorded_batch(run: ObservedRun) -> Cause | None:
     for process in run.processes:
         pending: MicroBatch | None = None  # the batch that the loop has not recorded yet
         for record in process.records:
-            if isinstance(record, Recorded):
+            if isinstance(record, RecordedMicroBatch):
                 pending = None
             if not isinstance(record, MicroBatch):
                 continue
             if pending is not None:
                 return Cause(
                     f"the loop took a batch for update {pending.step + 1} and did not record it: "
-                    f"{len(pending.samples)} samples were skipped "
-                    f"({first_samples(pending.samples)})",
+                    f"{len(pending.sample_indices)} samples were skipped "
+                    f"({first_samples(pending.sample_indices)})",
                     ADVICE_TRAINING,
                 )
             pending = record
@@ -123,13 +123,13 @@ def cause_of_changed_samples(run: ObservedRun) -> Cause | None:
     samples: dict[tuple[int, int, int, int], list[int]] = {}
     for process, record in run.all(MicroBatch):
         # On a different number of processes, the ranks get different samples of the update.
-        world_size = len(run.of_launch(process.launch))
+        world_size = len(run.processes_of_launch(process.launch))
         key = (world_size, process.rank, record.step, record.micro_batch)
-        earlier_samples = samples.setdefault(key, record.samples)
-        if earlier_samples != record.samples:
+        earlier_samples = samples.setdefault(key, record.sample_indices)
+        if earlier_samples != record.sample_indices:
             return Cause(
                 f"update {record.step + 1} used the samples {first_samples(earlier_samples)}, and "
-                f"after the resume {first_samples(record.samples)}",
+                f"after the resume {first_samples(record.sample_indices)}",
                 "let the run's loader order the samples: its order depends only on seed and epoch",
             )
     return None
@@ -158,7 +158,7 @@ def completed_epochs(run: ObservedRun) -> list[int]:
     updates: defaultdict[int, set[int]] = defaultdict(set)
     for record in final_micro_batches(run):
         updates[record.epoch].add(record.step)
-    updates_per_epoch = run.started.updates_per_epoch
+    updates_per_epoch = run.start_record.updates_per_epoch
     return sorted(epoch for epoch, steps in updates.items() if len(steps) == updates_per_epoch)
 
 
@@ -167,13 +167,13 @@ def cause_of_wrong_epoch(run: ObservedRun) -> Cause | None:
 
     The last, incomplete batch of an epoch is dropped, so that all updates have the same weight.
     """
-    started = run.started
+    started = run.start_record
     size = started.split_sizes["train"]
     samples_per_epoch = started.updates_per_epoch * started.samples_per_update
     # How often each epoch used each sample.
     uses: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for record in final_micro_batches(run):
-        uses[record.epoch].update(record.samples)
+        uses[record.epoch].update(record.sample_indices)
     completed = completed_epochs(run)
     for epoch, counts in sorted(uses.items()):
         repeated = [sample for sample, count in counts.items() if count > 1]
@@ -194,10 +194,10 @@ def cause_of_wrong_epoch(run: ObservedRun) -> Cause | None:
 
 def cause_of_missing_rows(run: ObservedRun) -> Cause | None:
     """Return a cause if the model gets fewer samples than a batch has, or None."""
-    for _, record in run.all(MissingRows):
+    for _, record in run.all(MissingSamples):
         return Cause(
-            f"the model gets only {record.rows} of the {record.samples} samples of a batch, first "
-            f"in update {record.step + 1}",
+            f"the model gets only {record.received_count} of the {record.sample_count} samples of "
+            f"a batch, first in update {record.step + 1}",
             ADVICE_TRAINING,
         )
     return None
@@ -207,8 +207,8 @@ def cause_of_rows_without_gradient(run: ObservedRun) -> Cause | None:
     """Return a cause if the loss never depends on some positions of a batch, or None."""
     # The unused positions of each batch, by the size of the batch.
     unused_by_size: defaultdict[int, list[set[int]]] = defaultdict(list)
-    for _, record in run.all(UnusedRows):
-        unused_by_size[record.samples].append({*record.unused})
+    for _, record in run.all(UnusedSamples):
+        unused_by_size[record.sample_count].append({*record.unused_positions})
     for size, unused_by_batch in unused_by_size.items():
         never_used = set.intersection(*unused_by_batch)
         has_enough_batches = len(unused_by_batch) >= MIN_BATCHES
@@ -242,11 +242,11 @@ def complete_evaluations(run: ObservedRun) -> list[CompleteEvaluation]:
     """Return the evaluations of all launches, except those that were interrupted."""
     evaluations = []
     for number in sorted({process.launch for process in run.processes}):
-        processes = run.of_launch(number)
-        for record in processes[0].of(ObservedEvaluation):
+        processes = run.processes_of_launch(number)
+        for record in processes[0].of(EvaluationFigures):
             uses: defaultdict[str, Counter[int]] = defaultdict(Counter)
             for batch in batches_of(processes, record):
-                uses[batch.split].update(batch.samples)
+                uses[batch.split].update(batch.sample_indices)
             evaluations.append(
                 CompleteEvaluation(
                     record.step, record.phase, record.split, record.figures, dict(uses)
@@ -256,7 +256,7 @@ def complete_evaluations(run: ObservedRun) -> list[CompleteEvaluation]:
 
 
 def batches_of(
-    processes: list[ObservedProcess], evaluated: ObservedEvaluation
+    processes: list[ObservedProcess], evaluated: EvaluationFigures
 ) -> Iterator[EvaluationBatch]:
     """Yield the batches of one evaluation of all ranks.
 
@@ -308,7 +308,9 @@ def cause_of_wrong_evaluation(
     for evaluation in complete_evaluations(run):
         split = evaluation.split
         counts_elements = split in element_counts
-        cause = cause_of_evaluation(evaluation, run.started.split_sizes[split], counts_elements)
+        cause = cause_of_evaluation(
+            evaluation, run.start_record.split_sizes[split], counts_elements
+        )
         if cause is not None:
             return cause
     return None
@@ -390,13 +392,14 @@ def cause_of_unseen_samples(run: ObservedRun) -> Cause | None:
 
     If the model got no sample of the split, the recipe evaluates without it. That can't be judged.
     """
-    for process, record in run.all(EvaluatedRows):
-        if 0 < len(record.unseen) < record.samples:
+    for process, record in run.all(EvaluatedSamples):
+        if 0 < len(record.unseen_indices) < record.sample_count:
             rank = f" on process {process.rank}" if run.world_size > 1 else ""
+            unseen = first_samples(record.unseen_indices)
             return Cause(
                 f"the {record.phase} evaluation after update {record.step}{rank} read "
-                f"{record.samples} samples of {record.split or 'its data'}, but did not pass "
-                f"{len(record.unseen)} of them to the model ({first_samples(record.unseen)})",
+                f"{record.sample_count} samples of {record.split or 'its data'}, but did not pass "
+                f"{len(record.unseen_indices)} of them to the model ({unseen})",
                 "pass all samples of each batch to the model, also of the last, smaller batch",
             )
     return None

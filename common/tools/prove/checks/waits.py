@@ -48,7 +48,7 @@ def verdict_of(run: ObservedRun) -> Verdict:
     """
     updates_by_line: defaultdict[WaitingLine, set[int]] = defaultdict(set)
     for _, wait in run.all(Wait):
-        if wait.step >= FIRST_CHECKED and not wait.is_logged:
+        if wait.step >= FIRST_CHECKED and not wait.is_update_logged:
             updates_by_line[waiting_line_of(wait)].add(wait.step)
     # The checked updates are those without a log line at their end.
     checked = sum(1 for step in range(FIRST_CHECKED, UPDATES) if (step + 1) % LOG_EVERY)
@@ -56,7 +56,7 @@ def verdict_of(run: ObservedRun) -> Verdict:
     waits_of_packages: list[str] = []
     for waiting_line, updates in sorted(updates_by_line.items()):
         sentence = wait_in_words(waiting_line, len(updates), checked)
-        if waiting_line.is_installed:
+        if waiting_line.is_in_installed_package:
             waits_of_packages.append(sentence)
         else:
             causes.append(sentence)
@@ -77,7 +77,7 @@ class WaitingLine(NamedTuple):
     operation: str
     caller_file: str
     caller_line: int
-    is_installed: bool
+    is_in_installed_package: bool
 
 
 def waiting_line_of(wait: Wait) -> WaitingLine:
@@ -87,7 +87,7 @@ def waiting_line_of(wait: Wait) -> WaitingLine:
         wait.operation,
         wait.caller_file,
         wait.caller_line,
-        wait.is_installed,
+        wait.is_in_installed_package,
     )
 
 

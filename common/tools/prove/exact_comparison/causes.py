@@ -13,14 +13,14 @@ from common.tools.prove.exact_comparison.merged_values import (
     sorted_by_likelihood,
     without_nested,
 )
-from common.tools.prove.exact_comparison.record_differences import Difference, Subject
+from common.tools.prove.exact_comparison.record_differences import ComparedField, Difference
 from common.tools.prove.records.observed_run import ObservedRun, differing_common_keys
 from common.tools.prove.records.run_records import (
     OF_RECIPE,
-    Description,
     EvaluationBatch,
     MicroBatch,
-    Saved,
+    SavedState,
+    ValueDescription,
     ValueType,
 )
 from common.tools.prove.verdicts import Cause
@@ -71,14 +71,16 @@ LOOK_FOR = (
     "file, or a value that an earlier update left behind"
 )
 # The advice for a first difference, by the field that differs.
-ADVICE_FOR_DIFFERENCE: dict[Subject, str] = {
-    "samples": "let run.batches(loader) and run.loaders(data) choose the samples",
-    "generators": (
+ADVICE_FOR_DIFFERENCE: dict[ComparedField, str] = {
+    "sample_indices": "let run.batches(loader) and run.loaders(data) choose the samples",
+    "generator_digests": (
         "do not seed a generator with a clock or a process id, and draw the same number of random "
         "numbers in each pass of the loop"
     ),
-    "parts": "build and change it with nothing but config, the batches and the seeded generators",
-    "batch": (
+    "part_digests": (
+        "build and change it with nothing but config, the batches and the seeded generators"
+    ),
+    "batch_digest": (
         "let the data set depend on the sample index alone, and draw random numbers in __getitem__ "
         "from torch, numpy or random, which are seeded for each sample"
     ),
@@ -91,8 +93,8 @@ SAME_BEFORE = (
     "although the weights, the batch and the states of all random generators were the same before"
 )
 # A clause about the values that are compared earlier and are equal, by the field that differs.
-EQUAL_BEFORE: dict[Subject, str] = {
-    "batch": "although its samples are the same",
+EQUAL_BEFORE: dict[ComparedField, str] = {
+    "batch_digest": "although its samples are the same",
     "loss": SAME_BEFORE,
     "metrics": SAME_BEFORE,
 }
@@ -131,9 +133,9 @@ def causes_after_resume(
     # the first start, which resumed nothing.
     is_resumed = difference.launch > 0
     is_in_restored_state = is_resumed and is_in_first_micro_batch(other, difference)
-    if is_in_restored_state and difference.subject == "parts":
+    if is_in_restored_state and difference.field == "part_digests":
         return [cause_of_part(name) for name in difference.names]
-    if is_in_restored_state and difference.subject == "generators":
+    if is_in_restored_state and difference.field == "generator_digests":
         return [cause_of_generator(name, difference.moment) for name in difference.names]
     return [cause_of_difference(difference)]
 
@@ -153,7 +155,7 @@ def causes_in_workers(reference: ObservedRun, other: ObservedRun) -> list[Cause]
     return [
         Cause(
             f"{cause.sentence}, and each worker has its own copy",
-            ADVICE_FOR_DIFFERENCE["batch"],
+            ADVICE_FOR_DIFFERENCE["batch_digest"],
         )
         for cause in causes_of_lost_values(lost.lasting or lost.temporary)
     ]
@@ -164,7 +166,7 @@ def is_in_first_micro_batch(run: ObservedRun, difference: Difference) -> bool:
     record = difference.record
     if not isinstance(record, MicroBatch):
         return False
-    for process in run.of_rank(difference.rank):
+    for process in run.processes_of_rank(difference.rank):
         if process.launch == difference.launch:
             first = process.of(MicroBatch)[0]
             return (record.step, record.micro_batch) == (first.step, first.micro_batch)
@@ -177,10 +179,10 @@ def unrestored_in_words(reference: ObservedRun, other: ObservedRun) -> str:
     No compared result depends on them in this proof. One may in another run: for example, the best
     weights that a recipe keeps by hand matter only if the best evaluation came before the kill.
     """
-    described = merged_values(lost_values(reference, other).lasting)
-    if not described:
+    descriptions = merged_values(lost_values(reference, other).lasting)
+    if not descriptions:
         return ""
-    names = [f"{path} ({description.text})" for path, description in described.items()]
+    names = [f"{path} ({description.text})" for path, description in descriptions.items()]
     return f"a resume does not restore {', '.join(names[:MAX_CAUSES])}, which changed no result"
 
 
@@ -200,14 +202,14 @@ def causes_of_lost_state(reference: ObservedRun, other: ObservedRun) -> list[Cau
     return causes_of_lost_values(lost)
 
 
-def causes_of_lost_values(lost: Mapping[str, Description]) -> list[Cause]:
+def causes_of_lost_values(lost: Mapping[str, ValueDescription]) -> list[Cause]:
     """Return a cause for each lost value, the likeliest first, at most `MAX_CAUSES`."""
-    described = merged_values(lost)
-    causes = [cause_of_lost_value(path, description) for path, description in described.items()]
+    descriptions = merged_values(lost)
+    causes = [cause_of_lost_value(path, description) for path, description in descriptions.items()]
     return causes[:MAX_CAUSES]
 
 
-def cause_of_lost_value(path: str, description: Description) -> Cause:
+def cause_of_lost_value(path: str, description: ValueDescription) -> Cause:
     """Return the cause that a value is missing in checkpoints."""
     name = path.rpartition(".")[2]
     if not name.isidentifier():  # as in `items[0]`, so the user has to choose a name
@@ -228,13 +230,15 @@ def causes_of_restored_parts(run: ObservedRun) -> list[Cause]:
     """
     saved_parts: dict[int, Mapping[str, str]] = {}  # by the number of updates before the save
     names: list[str] = []
-    for process in run.of_rank(0):
+    for process in run.processes_of_rank(0):
         micro_batches = process.of(MicroBatch)
         if process.launch > 0 and micro_batches:
             restored = micro_batches[0]
-            names += differing_common_keys(saved_parts.get(restored.step, {}), restored.parts)
-        saved_parts |= {record.step: record.parts for record in process.of(Saved)}
-    kept_names = [name for name in dict.fromkeys(names) if name in run.started.parts]
+            names += differing_common_keys(
+                saved_parts.get(restored.step, {}), restored.part_digests
+            )
+        saved_parts |= {record.step: record.part_digests for record in process.of(SavedState)}
+    kept_names = [name for name in dict.fromkeys(names) if name in run.start_record.kept_part_names]
     return [cause_of_part(name) for name in kept_names]
 
 
@@ -280,7 +284,7 @@ def causes_of_repeat(
 
 def early_differences(
     reference: ObservedRun, other: ObservedRun, difference: Difference | None
-) -> dict[str, Description]:
+) -> dict[str, ValueDescription]:
     """Return the reachable values in which two runs differ no later than their training does.
 
     Texts are left out, because many contain the path of the run's directory.
@@ -289,7 +293,7 @@ def early_differences(
         difference: the first difference of the training. Values after its update are ignored. None:
             the training does not differ, so no value is ignored.
     """
-    described: dict[str, Description] = {}
+    descriptions: dict[str, ValueDescription] = {}
     for process, twin in zip(reference.processes, other.processes, strict=False):
         for position, record in process.micro_batches.items():
             # The values are read only at the first micro-batch of an update.
@@ -299,11 +303,11 @@ def early_differences(
             twin_record = twin.micro_batches.get(position)
             if is_after_difference or twin_record is None:
                 continue
-            for path in differing_common_keys(record.state, twin_record.state):
-                description = process.described.get(path, UNDESCRIBED)
+            for path in differing_common_keys(record.value_digests, twin_record.value_digests):
+                description = process.descriptions.get(path, UNDESCRIBED)
                 if description.type != "text":
-                    described.setdefault(path, description)
-    return sorted_by_likelihood(without_nested(described))
+                    descriptions.setdefault(path, description)
+    return sorted_by_likelihood(without_nested(descriptions))
 
 
 def cause_of_difference(difference: Difference) -> Cause:
@@ -312,23 +316,23 @@ def cause_of_difference(difference: Difference) -> Cause:
     sentence = (
         f"the first difference is {difference_in_words(difference)} {difference.moment}{rank}"
     )
-    if difference.subject in EQUAL_BEFORE:
-        sentence += f", {EQUAL_BEFORE[difference.subject]}"
-    return Cause(sentence, ADVICE_FOR_DIFFERENCE[difference.subject])
+    if difference.field in EQUAL_BEFORE:
+        sentence += f", {EQUAL_BEFORE[difference.field]}"
+    return Cause(sentence, ADVICE_FOR_DIFFERENCE[difference.field])
 
 
 def difference_in_words(difference: Difference) -> str:
     """Return a phrase for the values that differ, such as "the metric accuracy"."""
     names = ", ".join(difference.names)
     purpose = "evaluation" if isinstance(difference.record, EvaluationBatch) else "training"
-    phrases: dict[Subject, str] = {
-        "samples": "which samples the batch has",
-        "generators": f"the state of the random generator {names}",
-        "parts": f"the state of {names}",
-        "batch": f"the contents of a {purpose} batch",
+    phrases: dict[ComparedField, str] = {
+        "sample_indices": "which samples the batch has",
+        "generator_digests": f"the state of the random generator {names}",
+        "part_digests": f"the state of {names}",
+        "batch_digest": f"the contents of a {purpose} batch",
         "loss": "the loss",
         "metrics": f"the metric {names}",
         "learning_rates": "the learning rate",
         "figures": f"the figure {names}",
     }
-    return phrases[difference.subject]
+    return phrases[difference.field]

@@ -10,10 +10,10 @@ from common.tools.prove.records.observed_run import (
     ObservedRun,
     differing_common_keys,
 )
-from common.tools.prove.records.run_records import Description, LoopPass, MicroBatch
+from common.tools.prove.records.run_records import LoopPass, MicroBatch, ValueDescription
 
 # The description of a value without one.
-UNDESCRIBED = Description(type="other", text="value")
+UNDESCRIBED = ValueDescription(type="other", text="value")
 
 
 @dataclass
@@ -25,8 +25,8 @@ class LostValues:
     update, all its lost values count as lasting.
     """
 
-    lasting: dict[str, Description]
-    temporary: dict[str, Description]
+    lasting: dict[str, ValueDescription]
+    temporary: dict[str, ValueDescription]
 
 
 def lost_values(reference: ObservedRun, other: ObservedRun) -> LostValues:
@@ -40,7 +40,7 @@ def lost_values(reference: ObservedRun, other: ObservedRun) -> LostValues:
             still_lost = lost_before_update(uninterrupted, process, steps[1])
         for path in lost_at_first:
             group = lost.lasting if path in still_lost else lost.temporary
-            group.setdefault(path, uninterrupted.described.get(path, UNDESCRIBED))
+            group.setdefault(path, uninterrupted.descriptions.get(path, UNDESCRIBED))
     return lost
 
 
@@ -61,7 +61,7 @@ def steps_of(process: ObservedProcess) -> list[int]:
 
 def reference_process(reference: ObservedRun, rank: int) -> ObservedProcess | None:
     """Return the reference run's process of a rank; None if the reference run has fewer ranks."""
-    processes = [process for process in reference.of_launch(0) if process.rank == rank]
+    processes = [process for process in reference.processes_of_launch(0) if process.rank == rank]
     return processes[0] if processes else None
 
 
@@ -78,9 +78,11 @@ def lost_at_start(uninterrupted: ObservedProcess, resumed: ObservedProcess, step
     expected = uninterrupted.micro_batches.get((step, 0))
     if expected is None:
         return paths
-    carried = {name for loop_pass in uninterrupted.of(LoopPass) for name in loop_pass.carried}
-    resumed_state = resumed.micro_batches[step, 0].state
-    for path in expected.state:
+    carried = {
+        name for loop_pass in uninterrupted.of(LoopPass) for name in loop_pass.carried_variables
+    }
+    resumed_state = resumed.micro_batches[step, 0].value_digests
+    for path in expected.value_digests:
         if variable_of(path) in carried and path not in resumed_state:
             paths.append(path)
     return paths
@@ -93,7 +95,7 @@ def variable_of(path: str) -> str:
 
 def targets_begun_anew(
     reference: ObservedRun, other: ObservedRun, difference: Difference | None
-) -> dict[str, Description]:
+) -> dict[str, ValueDescription]:
     """Return the variables of the loop's `for` statement that a resume did not restore, by name.
 
     They differ in the first pass after a resume. An example is the number of the pass that
@@ -103,15 +105,15 @@ def targets_begun_anew(
     Args:
         difference: the first difference; None if only the results differ.
     """
-    begun_anew: dict[str, Description] = {}
+    begun_anew: dict[str, ValueDescription] = {}
     for uninterrupted, process in resumed_processes(reference, other):
         step = steps_of(process)[0]
         expected = targets_of_update(uninterrupted, step)
         if difference is not None and is_before_pass(difference, process.launch, step):
             continue
         for loop_pass in process.of(LoopPass)[:1]:
-            for name in differing_common_keys(loop_pass.targets, expected):
-                begun_anew.setdefault(name, loop_pass.described[name])
+            for name in differing_common_keys(loop_pass.target_digests, expected):
+                begun_anew.setdefault(name, loop_pass.descriptions[name])
     return begun_anew
 
 
@@ -120,8 +122,8 @@ def targets_of_update(process: ObservedProcess, step: int) -> dict[str, str]:
     passes = process.of(LoopPass)
     for loop_pass in passes:
         if (loop_pass.step, loop_pass.micro_batch) == (step, 0):
-            changed = differing_common_keys(loop_pass.targets, passes[0].targets)
-            return {name: loop_pass.targets[name] for name in changed}
+            changed = differing_common_keys(loop_pass.target_digests, passes[0].target_digests)
+            return {name: loop_pass.target_digests[name] for name in changed}
     return {}
 
 
@@ -149,10 +151,10 @@ def lost_before_update(
     expected = uninterrupted.micro_batches.get((step, 0))
     if expected is None:
         return []
-    resumed_state = resumed.micro_batches[step, 0].state
-    initial_state = uninterrupted.of(MicroBatch)[0].state
+    resumed_state = resumed.micro_batches[step, 0].value_digests
+    initial_state = uninterrupted.of(MicroBatch)[0].value_digests
     paths = []
-    for path, digest in expected.state.items():
+    for path, digest in expected.value_digests.items():
         has_changed = initial_state.get(path) != digest
         # A path that the resumed process can't reach says nothing about its value.
         is_wrong = path in resumed_state and resumed_state[path] != digest

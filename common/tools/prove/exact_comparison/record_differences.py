@@ -8,27 +8,36 @@ from typing import Literal
 from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun
 from common.tools.prove.records.run_records import (
     EvaluationBatch,
-    Finished,
+    EvaluationFigures,
     MicroBatch,
-    ObservedEvaluation,
-    Recorded,
-    Saved,
+    RecordedMicroBatch,
+    RunEnd,
+    SavedState,
 )
 
 # A field of a record in which two runs may differ.
-Subject = Literal[
-    "samples", "parts", "generators", "batch", "loss", "metrics", "learning_rates", "figures"
+ComparedField = Literal[
+    "sample_indices",
+    "part_digests",
+    "generator_digests",
+    "batch_digest",
+    "loss",
+    "metrics",
+    "learning_rates",
+    "figures",
 ]
 # The records that are compared.
-ComparedRecord = MicroBatch | Recorded | EvaluationBatch | ObservedEvaluation | Saved | Finished
+ComparedRecord = (
+    MicroBatch | RecordedMicroBatch | EvaluationBatch | EvaluationFigures | SavedState | RunEnd
+)
 # The compared fields of each record, in the order in which their values arise.
-COMPARED_FIELDS: dict[type, tuple[Subject, ...]] = {
-    MicroBatch: ("samples", "parts", "generators", "batch"),
-    Recorded: ("generators", "loss", "metrics", "learning_rates"),
-    EvaluationBatch: ("samples", "generators", "batch"),
-    ObservedEvaluation: ("figures",),
-    Saved: ("parts", "generators"),
-    Finished: ("parts",),
+COMPARED_FIELDS: dict[type, tuple[ComparedField, ...]] = {
+    MicroBatch: ("sample_indices", "part_digests", "generator_digests", "batch_digest"),
+    RecordedMicroBatch: ("generator_digests", "loss", "metrics", "learning_rates"),
+    EvaluationBatch: ("sample_indices", "generator_digests", "batch_digest"),
+    EvaluationFigures: ("figures",),
+    SavedState: ("part_digests", "generator_digests"),
+    RunEnd: ("part_digests",),
 }
 Key = tuple[object, ...]  # records of two runs are compared if their keys are equal
 
@@ -40,7 +49,7 @@ class Difference:
     launch: int  # the number of the launch that differs, from 0
     rank: int
     record: ComparedRecord  # the record that differs, of the run and not of the reference run
-    subject: Subject  # the field that differs
+    field: ComparedField  # the field that differs
     names: tuple[str, ...]  # the parts, generators, metrics or figures that differ
 
     @property
@@ -54,11 +63,11 @@ class Difference:
         record = self.record
         if isinstance(record, MicroBatch):
             return f"before update {record.step + 1}{micro_batch_in_words(record.micro_batch)}"
-        if isinstance(record, Recorded):
+        if isinstance(record, RecordedMicroBatch):
             return f"in update {record.step + 1}{micro_batch_in_words(record.micro_batch)}"
-        if isinstance(record, Saved):
+        if isinstance(record, SavedState):
             return f"in the checkpoint of update {record.step}"
-        if isinstance(record, Finished):
+        if isinstance(record, RunEnd):
             return "at the end"
         if record.phase == "rehearsal":
             return f"in the rehearsal of the evaluation after update {record.step}"
@@ -77,7 +86,7 @@ def first_difference(reference: ObservedRun, other: ObservedRun) -> Difference |
     rehearsal of a resumed run, are not compared.
     """
     expected_by_rank = {
-        process.rank: dict(keyed_records(process)) for process in reference.of_launch(0)
+        process.rank: dict(keyed_records(process)) for process in reference.processes_of_launch(0)
     }
     for process in other.processes:
         expected = expected_by_rank.get(process.rank, {})
@@ -100,12 +109,12 @@ def difference_of_records(
         record: the record of the other run.
         process: the process that wrote `record`.
     """
-    for subject in COMPARED_FIELDS[type(record)]:
-        expected_value = getattr(expected, subject)
-        value = getattr(record, subject)
+    for field in COMPARED_FIELDS[type(record)]:
+        expected_value = getattr(expected, field)
+        value = getattr(record, field)
         if not is_equal(expected_value, value):
             names = differing_names(expected_value, value)
-            return Difference(process.launch, process.rank, record, subject, names)
+            return Difference(process.launch, process.rank, record, field, names)
     return None
 
 
@@ -125,7 +134,7 @@ def differing_names(expected: object, value: object) -> tuple[str, ...]:
 def keyed_records(process: ObservedProcess) -> Iterator[tuple[Key, ComparedRecord]]:
     """Yield the records of a process that can be compared, each with its key.
 
-    Micro-batches are complete, with all entries of `parts`.
+    Micro-batches are complete, with all entries of `part_digests`.
     """
     batch_counts: Counter[Key] = Counter()  # by evaluation
     # The update after which this process last evaluated on validation data.
@@ -134,20 +143,20 @@ def keyed_records(process: ObservedProcess) -> Iterator[tuple[Key, ComparedRecor
         if isinstance(record, MicroBatch):
             position = record.step, record.micro_batch
             yield ("micro-batch", *position), process.micro_batches[position]
-        elif isinstance(record, Recorded):
+        elif isinstance(record, RecordedMicroBatch):
             yield ("recorded", record.step, record.micro_batch), record
         elif isinstance(record, EvaluationBatch):
             evaluation = record.step, record.phase, record.split
             yield ("evaluation batch", *evaluation, batch_counts[evaluation]), record
             batch_counts[evaluation] += 1
-        elif isinstance(record, ObservedEvaluation):
+        elif isinstance(record, EvaluationFigures):
             yield ("evaluation", record.step, record.phase), record
             if record.phase == "validation":
                 evaluated_step = record.step
-        elif isinstance(record, Saved):
+        elif isinstance(record, SavedState):
             # After an update, a run may save both before and after its evaluation. The evaluation
             # changes the state of the best evaluation, so the two saves have different keys.
             is_evaluated = record.step == evaluated_step
             yield ("saved", record.step, is_evaluated), record
-        elif isinstance(record, Finished):
+        elif isinstance(record, RunEnd):
             yield ("finished",), record

@@ -109,7 +109,7 @@ class GradientObserver:
                 micro_batch=micro_batch,
                 norm_before=math.hypot(*self.norms),
                 norm_after=math.hypot(*norms),
-                file=file,
-                line=line,
+                clipping_file=file,
+                clipping_line=line,
             )
         )

@@ -44,7 +44,9 @@ class Clock:
         step = self.session.step
         if self.last_log_time is not None and self.has_only_updates:
             seconds = now - self.last_log_time
-            self.session.write(LogInterval(step=step, after=self.last_log_step, seconds=seconds))
+            self.session.write(
+                LogInterval(step=step, previous_step=self.last_log_step, seconds=seconds)
+            )
         figures = original(meters)
         self.has_only_updates = True
         self.last_log_step = step

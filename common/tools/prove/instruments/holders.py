@@ -26,7 +26,7 @@ MAX_SEARCHED_ITEMS = 10_000
 class ContainerSize(NamedTuple):
     """The number of items of a container, and the size of its first item."""
 
-    items: int
+    item_count: int
     item_bytes: int  # without what the item refers to; an array of NumPy includes its values
 
 
@@ -127,7 +127,7 @@ def container_sizes(frame: FrameType, folder: Path) -> dict[str, ContainerSize]:
     for container, name in recipe_containers(frame, folder):
         values = container.values() if isinstance(container, dict) else container
         item = next(iter(values), None)
-        sizes[name] = ContainerSize(items=len(container), item_bytes=sys.getsizeof(item))
+        sizes[name] = ContainerSize(item_count=len(container), item_bytes=sys.getsizeof(item))
     return sizes
 
 

@@ -13,7 +13,7 @@ import torch
 
 from common.tools.prove.recomputation.figure_functions import FIGURE_FUNCTIONS
 from common.tools.prove.recomputation.sample_outcomes import outcomes_of_columns
-from common.tools.prove.records.instrument_records import DivisorKind, OutcomeColumns
+from common.tools.prove.records.instrument_records import DivisorType, OutcomeColumns
 
 CLASS_LOSSES = ("cross_entropy", "nll_loss")
 BINARY_LOSSES = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
@@ -29,7 +29,7 @@ LARGEST_MEAN = 1e150  # the largest recorded mean of a sample; sums of its squar
 class Divisor:
     """The number by which a loss function has divided the sum of its elements."""
 
-    divided_by: DivisorKind
+    divisor_type: DivisorType
     value: float
 
 
@@ -158,7 +158,7 @@ def class_hits(outputs: torch.Tensor, target: torch.Tensor) -> OutcomeColumns:
         hits=hits,
         predicted=predicted.tolist(),
         labels=target.tolist(),
-        classes=outputs.shape[1],
+        class_count=outputs.shape[1],
     )
 
 
@@ -192,13 +192,13 @@ def distances(outputs: torch.Tensor, target: torch.Tensor) -> OutcomeColumns:
     )
 
 
-def means_of_samples(elements: torch.Tensor, rows: int) -> list[float]:
-    """Return the mean of each row; NaN, infinities and larger values become ±`LARGEST_MEAN`.
+def means_of_samples(elements: torch.Tensor, sample_count: int) -> list[float]:
+    """Return the mean of each sample; NaN, infinities and larger values become ±`LARGEST_MEAN`.
 
     Args:
-        elements: [rows, ...].
+        elements: [sample_count, ...].
     """
-    means = elements.reshape(rows, -1).mean(1).tolist()
+    means = elements.reshape(sample_count, -1).mean(1).tolist()
     limited = []
     for mean in means:
         is_usual = abs(mean) <= LARGEST_MEAN  # False for NaN

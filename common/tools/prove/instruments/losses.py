@@ -4,8 +4,8 @@ From the outcomes, which `loss_calls.py` computes, a check computes the figures 
 again.
 
 The instrument writes an `EvaluationLoss` for each call of a loss function in an evaluation, and a
-`TrainingLoss` for each call in training. It writes a `TrainingMode` for a layer that is in training
-mode in an evaluation.
+`TrainingLoss` for each call in training. It writes a `LayerInTrainingMode` for a layer that is in
+training mode in an evaluation.
 """
 
 import itertools
@@ -30,9 +30,9 @@ from common.tools.prove.instruments.loss_calls import (
 from common.tools.prove.observation.session import Session
 from common.tools.prove.records.instrument_records import (
     EvaluationLoss,
+    LayerInTrainingMode,
     OutcomeColumns,
     TrainingLoss,
-    TrainingMode,
 )
 
 
@@ -51,7 +51,7 @@ class CurrentBatch:
 
     split: str
     pass_number: int  # an evaluation may make several passes over its split
-    samples: list[int]
+    sample_indices: list[int]
 
 
 class LossObserver:
@@ -84,7 +84,7 @@ class LossObserver:
             self.batch = None
 
     def before_forward(self, module: nn.Module, inputs: object) -> None:
-        """Write a `TrainingMode` for a layer that is in training mode in an evaluation.
+        """Write a `LayerInTrainingMode` for a layer that is in training mode in an evaluation.
 
         Each class of layers is written once for each pass over a split.
         """
@@ -94,11 +94,11 @@ class LossObserver:
         if (self.batch.pass_number, layer) not in self.reported_layers:
             self.reported_layers.add((self.batch.pass_number, layer))
             self.session.write(
-                TrainingMode(
+                LayerInTrainingMode(
                     step=self.session.step,
                     phase=self.session.evaluation_phase,
                     split=self.batch.split,
-                    layer=layer,
+                    layer_class=layer,
                 )
             )
 
@@ -130,7 +130,7 @@ class LossObserver:
         """
         losses = None
         of_samples = OutcomeColumns()
-        if call.target.ndim and len(call.target) == len(batch.samples):
+        if call.target.ndim and len(call.target) == len(batch.sample_indices):
             losses = call.losses_of_samples()
             of_samples = call.outcomes()
         self.session.write(
@@ -139,11 +139,11 @@ class LossObserver:
                 phase=self.session.evaluation_phase,
                 split=batch.split,
                 pass_number=batch.pass_number,
-                samples=batch.samples,
+                sample_indices=batch.sample_indices,
                 function=call.name,
-                value=value,
-                losses=losses,
-                of_samples=of_samples,
+                loss=value,
+                sample_losses=losses,
+                outcomes=of_samples,
             )
         )
 
@@ -158,10 +158,10 @@ class LossObserver:
             TrainingLoss(
                 step=self.session.step,
                 function=call.name,
-                value=value,
+                loss=value,
                 micro_batch=self.session.micro_batch,
-                means=call.means(),
-                divided_by=None if divisor is None else divisor.divided_by,
+                metrics=call.means(),
+                divisor_type=None if divisor is None else divisor.divisor_type,
                 divisor=None if divisor is None else divisor.value,
             )
         )

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import is_fake
 from common.checkpoints.shards import is_sharded
 from common.run import Run
 from common.system.devices import allocated_bytes
-from common.tools.prove.instruments.allocator_figures import bytes_in_use
+from common.tools.prove.instruments.allocator_statistics import bytes_in_use
 from common.tools.prove.instruments.graphs import graph_sizes
 from common.tools.prove.instruments.holders import (
     ContainerSize,
@@ -87,10 +87,10 @@ class MemoryObserver:
         self.session.write(
             MemoryInUse(
                 step=step,
-                resident=self.process.memory_info().rss,
-                in_use=without_tensors(bytes_in_use(), bounded, on_host=True),
-                device=without_tensors(allocated_bytes(run.device), bounded, on_host=False),
-                tensors=len(tensors),
+                resident_bytes=self.process.memory_info().rss,
+                allocator_bytes=without_tensors(bytes_in_use(), bounded, on_host=True),
+                device_bytes=without_tensors(allocated_bytes(run.device), bounded, on_host=False),
+                tensor_count=len(tensors),
                 tensor_bytes=storage_bytes(tensors),
                 array_bytes=bytes_of_arrays(sys._getframe(), folder),
             )
@@ -116,7 +116,7 @@ class MemoryObserver:
             more = nodes - self.first_graph_sizes.get(variable, nodes)
             if more >= step - self.first_step:
                 self.session.write(
-                    GrowingGraph(step=step, variable=variable, nodes=nodes, more=more)
+                    GrowingGraph(step=step, variable=variable, operation_count=nodes, growth=more)
                 )
 
     def write_growing_containers(self, step: int, folder: Path) -> None:
@@ -127,14 +127,14 @@ class MemoryObserver:
             folder: the recipe's folder.
         """
         for variable, size in container_sizes(sys._getframe(), folder).items():
-            more = size.items - self.first_container_sizes.get(variable, size).items
+            more = size.item_count - self.first_container_sizes.get(variable, size).item_count
             if more >= MIN_GROWTH:
                 self.session.write(
                     GrowingContainer(
                         step=step,
                         variable=variable,
-                        items=size.items,
-                        more=more,
+                        item_count=size.item_count,
+                        growth=more,
                         item_bytes=size.item_bytes,
                     )
                 )
@@ -167,8 +167,8 @@ class MemoryObserver:
                     step=step,
                     dtype=dtype,
                     shape=[*shape],
-                    count=count,
-                    more=growth,
+                    tensor_count=count,
+                    growth=growth,
                     holder=holder_in_words(growing, sys._getframe(), folder),
                 )
             )

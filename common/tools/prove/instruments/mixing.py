@@ -74,10 +74,12 @@ class MixingObserver:
             return
         if getattr(module, "batch_first", True) is False:  # the rows are time steps
             return
-        count = len(self.session.samples)
+        count = len(self.session.sample_indices)
         if mixes_rows(rows_with_gradient(inputs, count), rows_with_gradient(output, count)):
             self.mixing_modules.add(module)
-            self.session.write(MixingModule(step=self.session.step, module=type(module).__name__))
+            self.session.write(
+                MixingModule(step=self.session.step, module_class=type(module).__name__)
+            )
 
     def around_record(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object

@@ -64,7 +64,7 @@ class UpdateObserver:
         self.session.write(
             SampleMixing(
                 step=self.session.step,
-                layers=batch_norms_in(networks.values()),
+                batch_norms=batch_norms_in(networks.values()),
                 couples_samples=bool(named.get("couples_samples", False)),
             )
         )
@@ -115,7 +115,7 @@ class UpdateObserver:
         self.session.write(
             OptimizerStep(
                 step=self.session.step,
-                optimizer=number,
+                optimizer_number=number,
                 gradient_norm=math.sqrt(squares),
                 learning_rates=[float(group["lr"]) for group in optimizer.param_groups],
             )

@@ -205,8 +205,8 @@ class WaitObserver:
                 operation=operation,
                 caller_file=caller.f_code.co_filename,
                 caller_line=caller.f_lineno,
-                is_installed=is_installed(file),
-                is_logged=bool(run.plan.logs(self.step + 1)),
+                is_in_installed_package=is_installed(file),
+                is_update_logged=bool(run.plan.logs(self.step + 1)),
             )
         )
 

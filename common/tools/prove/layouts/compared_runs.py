@@ -21,8 +21,8 @@ INSTRUMENTS = tuple(
         "own_draws",
         "mixing",
         "losses",
-        "rows_used",
-        "evaluated_rows",
+        "samples_used",
+        "evaluated_samples",
     )
 )
 # One more instrument, for runs whose networks are computed in float64.

@@ -20,7 +20,7 @@ from common.tools.prove.instruments.updates import (
 from common.tools.prove.layouts.compared_runs import UPDATES
 from common.tools.prove.records.instrument_records import OptimizerStep
 from common.tools.prove.records.observed_run import ObservedRun
-from common.tools.prove.records.run_records import ObservedEvaluation, Recorded
+from common.tools.prove.records.run_records import EvaluationFigures, RecordedMicroBatch
 
 # Relative tolerances.
 LOSS_TOLERANCE = 1e-3
@@ -67,7 +67,7 @@ class UpdateDifference:
 def last_launches(run: ObservedRun) -> dict[int, int]:
     """Return the last launch that made each update, by the number of updates before it."""
     last_launch: dict[int, int] = {}
-    for process, record in run.all(Recorded):
+    for process, record in run.all(RecordedMicroBatch):
         if record.is_update:
             last_launch[record.step] = max(process.launch, last_launch.get(record.step, 0))
     return last_launch
@@ -85,7 +85,7 @@ def updates_of(run: ObservedRun) -> dict[int, Update]:
     micro_batches: defaultdict[int, int] = defaultdict(int)
     norms: defaultdict[int, list[float]] = defaultdict(list)
     rates: defaultdict[int, list[float]] = defaultdict(list)
-    for process, record in run.all(Recorded):
+    for process, record in run.all(RecordedMicroBatch):
         if last_launch.get(record.step) == process.launch:
             losses[record.step].append(record.loss)
             if process.rank == 0:  # all ranks have the same number of micro-batches
@@ -201,14 +201,14 @@ def differing_figure(
             expected = baseline_evaluation.figures.get(name)
             if expected is None:
                 continue
-            flipped_share = MAX_FLIPPED_SAMPLES / evaluation.samples
+            flipped_share = MAX_FLIPPED_SAMPLES / evaluation.sample_count
             tolerance = FIGURE_TOLERANCE * max(abs(value), abs(expected)) + flipped_share
             if abs(value - expected) > tolerance:
                 return f"{name} of the {phase} evaluation after update {step}", expected, value
     return None
 
 
-def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], ObservedEvaluation]:
+def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], EvaluationFigures]:
     """Return the evaluations by the number of updates before them and by phase.
 
     All ranks have the same figures, so those of rank 0 are enough. If a resumed run repeats an
@@ -216,6 +216,6 @@ def evaluations_of(run: ObservedRun) -> dict[tuple[int, str], ObservedEvaluation
     """
     return {
         (record.step, record.phase): record
-        for process, record in run.all(ObservedEvaluation)
+        for process, record in run.all(EvaluationFigures)
         if process.rank == 0
     }

@@ -7,7 +7,7 @@ mistake.
 
 from common.tools.prove.records.instrument_records import MixingModule, OwnDraw, SampleMixing
 from common.tools.prove.records.observed_run import ObservedRun, differing_common_keys
-from common.tools.prove.records.run_records import MicroBatch, Recorded
+from common.tools.prove.records.run_records import MicroBatch, RecordedMicroBatch
 
 
 def drawn_generators(run: ObservedRun) -> list[str]:
@@ -21,8 +21,10 @@ def drawn_generators(run: ObservedRun) -> list[str]:
         for record in process.records:
             if isinstance(record, MicroBatch):
                 micro_batch = record
-            elif isinstance(record, Recorded) and micro_batch is not None:
-                names |= {*differing_common_keys(micro_batch.generators, record.generators)}
+            elif isinstance(record, RecordedMicroBatch) and micro_batch is not None:
+                names |= {
+                    *differing_common_keys(micro_batch.generator_digests, record.generator_digests)
+                }
     # The loop may also draw from a generator that it passes to an operation of torch.
     own_draws = {f"that it passes to {draw.operation}" for _, draw in run.all(OwnDraw)}
     return [*sorted(names), *sorted(own_draws)]
@@ -36,7 +38,7 @@ def sample_mixing_of(run: ObservedRun) -> SampleMixing:
     """
     for _, sample_mixing in run.all(SampleMixing):
         return sample_mixing
-    return SampleMixing(step=0, layers=[], couples_samples=False)
+    return SampleMixing(step=0, batch_norms=[], couples_samples=False)
 
 
 def mixing_modules_of(run: ObservedRun) -> list[str]:
@@ -44,15 +46,15 @@ def mixing_modules_of(run: ObservedRun) -> list[str]:
 
     The output of such a module for one sample depends on the other samples of the micro-batch.
     """
-    return sorted({mixing_module.module for _, mixing_module in run.all(MixingModule)})
+    return sorted({mixing_module.module_class for _, mixing_module in run.all(MixingModule)})
 
 
 def reason_processes_differ(mixing: SampleMixing) -> str | None:
     """Return why one process and two must make different updates; None if they need not."""
-    if "SyncBatchNorm" in mixing.layers:
+    if "SyncBatchNorm" in mixing.batch_norms:
         return "SyncBatchNorm mixes the samples of all processes"
-    if mixing.layers and mixing.couples_samples:
-        layers = " and ".join(mixing.layers)
+    if mixing.batch_norms and mixing.couples_samples:
+        layers = " and ".join(mixing.batch_norms)
         return (
             f"the loss compares samples with each other, so one process needs a larger batch, in "
             f"which {layers} has other statistics"

@@ -18,7 +18,7 @@ from statistics import fmean
 
 from common.tools.prove.layouts.compared_runs import UPDATES
 from common.tools.prove.layouts.pairs import RunPair
-from common.tools.prove.records.instrument_records import DivisorKind, RowGradients, TrainingLoss
+from common.tools.prove.records.instrument_records import DivisorType, SampleGradients, TrainingLoss
 from common.tools.prove.records.observed_run import ObservedRun
 from common.tools.prove.verdicts import Cause
 
@@ -26,7 +26,7 @@ from common.tools.prove.verdicts import Cause
 SHARE_TOLERANCE = 2e-3
 # Of samples with gradients below this part of the largest one, rounding hides the share.
 SMALLEST_GRADIENT = 1e-3
-DIVISOR_IN_WORDS: dict[DivisorKind, str] = {
+DIVISOR_IN_WORDS: dict[DivisorType, str] = {
     "weights": "the sum of the weights of its labels",
     "labels": "the number of labels that it does not ignore",
     "elements": "the number of its elements",
@@ -44,7 +44,7 @@ class KnownDivisors:
     """The divisors that a loss function of torch used in the micro-batches of an update."""
 
     function: str
-    divided_by: DivisorKind
+    divisor_type: DivisorType
     values: tuple[float, ...]  # one for each micro-batch, in order
 
 
@@ -102,7 +102,7 @@ def cause_of_shares(pair: RunPair, update: int, shares: Sequence[float]) -> Caus
 def sentence_about(known: KnownDivisors, update: int) -> str:
     """Return a sentence that a function of torch divides by numbers that differ."""
     return (
-        f"{known.function} divides the loss by {DIVISOR_IN_WORDS[known.divided_by]}, which is "
+        f"{known.function} divides the loss by {DIVISOR_IN_WORDS[known.divisor_type]}, which is "
         f"{in_words(known.values)} in the micro-batches of update {update}"
     )
 
@@ -163,13 +163,13 @@ def sample_gradients(run: ObservedRun, update: int) -> Iterator[Mapping[int, flo
 
     Micro-batches whose gradients are unknown are left out.
     """
-    for process in run.of_launch(0):
-        for record in process.of(RowGradients):
+    for process in run.processes_of_launch(0):
+        for record in process.of(SampleGradients):
             micro_batch = process.micro_batches.get((record.step, record.micro_batch))
             if record.step != update - 1 or micro_batch is None:
                 continue
-            if len(micro_batch.samples) == len(record.norms):
-                yield dict(zip(micro_batch.samples, record.norms, strict=True))
+            if len(micro_batch.sample_indices) == len(record.gradient_norms):
+                yield dict(zip(micro_batch.sample_indices, record.gradient_norms, strict=True))
 
 
 def differing_divisors(run: ObservedRun, update: int) -> KnownDivisors | None:
@@ -178,14 +178,14 @@ def differing_divisors(run: ObservedRun, update: int) -> KnownDivisors | None:
     A micro-batch may compute several losses, which are told apart by the order of the calls.
     """
     for losses in zip(*losses_of_micro_batches(run, update), strict=False):
-        divided_by = losses[0].divided_by
-        if divided_by is None:
+        divisor_type = losses[0].divisor_type
+        if divisor_type is None:
             continue
-        divisors = [loss.divisor for loss in losses if loss.divided_by == divided_by]
+        divisors = [loss.divisor for loss in losses if loss.divisor_type == divisor_type]
         values = tuple(value for value in divisors if value is not None)
         is_known = len(values) == len(losses) and min(values) > 0
         if is_known and not is_constant(values):
-            return KnownDivisors(losses[0].function, divided_by, values)
+            return KnownDivisors(losses[0].function, divisor_type, values)
     return None
 
 
@@ -196,9 +196,9 @@ def losses_of_micro_batches(run: ObservedRun, update: int) -> list[list[Training
     """
     by_micro_batch: defaultdict[tuple[int, int], list[TrainingLoss]] = defaultdict(list)
     sizes = set()
-    for process in run.of_launch(0):
+    for process in run.processes_of_launch(0):
         for loss in process.of(TrainingLoss):
             if loss.step == update - 1:
                 by_micro_batch[process.rank, loss.micro_batch].append(loss)
-                sizes.add(len(process.micro_batches[loss.step, loss.micro_batch].samples))
+                sizes.add(len(process.micro_batches[loss.step, loss.micro_batch].sample_indices))
     return [*by_micro_batch.values()] if len(sizes) == 1 else []

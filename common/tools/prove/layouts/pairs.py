@@ -120,8 +120,8 @@ def batch_contents(run: ObservedRun) -> dict[tuple[int, tuple[int, ...]], tuple[
     """Return the update and the digest of each training batch, by its epoch and its samples."""
     contents: dict[tuple[int, tuple[int, ...]], tuple[int, str]] = {}
     for _, record in run.all(MicroBatch):
-        key = (record.epoch, tuple(record.samples))
-        contents.setdefault(key, (record.step, record.batch))
+        key = (record.epoch, tuple(record.sample_indices))
+        contents.setdefault(key, (record.step, record.batch_digest))
     return contents
 
 
@@ -143,11 +143,12 @@ def cause_of_changed_gradients(run: ObservedRun) -> Cause | None:
                 "once an update, or clear them under `if accelerator.sync_gradients:`",
             )
         norms = f"from the norm {change.norm_before:.6g} to {change.norm_after:.6g}"
-        if change.file:
-            text = linecache.getline(change.file, change.line).strip()
+        if change.clipping_file:
+            text = linecache.getline(change.clipping_file, change.clipping_line).strip()
+            place = f"{Path(change.clipping_file).name}, line {change.clipping_line}"
             return Cause(
-                f"{Path(change.file).name}, line {change.line}, clips the gradients {norms} "
-                f"{moment}, before the accumulation ends: {text}",
+                f"{place}, clips the gradients {norms} {moment}, before the accumulation ends: "
+                f"{text}",
                 "clip only `if accelerator.sync_gradients:`, with "
                 "run.clip_grad_norm_(model, optimizer)",
             )

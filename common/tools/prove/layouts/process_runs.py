@@ -131,7 +131,7 @@ def runs_on_one_and_two(
     layouts = update_layouts(bench)
     double = run_with_layout(bench, name, layouts.distributed, environment=environment)
     mixing = sample_mixing_of(double)
-    in_float64 = bool(mixing.layers) and reason_processes_differ(mixing) is None
+    in_float64 = bool(mixing.batch_norms) and reason_processes_differ(mixing) is None
     if in_float64:
         double = run_in_float64(bench, name, layouts.distributed, environment=environment)
     single_name = "divided"

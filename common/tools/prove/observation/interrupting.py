@@ -13,7 +13,7 @@ from common.storage.files import UNFINISHED
 from common.tools.prove.observation.launch_plan import PlannedInterruption
 from common.tools.prove.observation.session import Session
 from common.tools.prove.records.base import Manner
-from common.tools.prove.records.run_records import Interrupted
+from common.tools.prove.records.run_records import Interruption
 
 
 class Interrupter:
@@ -45,7 +45,7 @@ class Interrupter:
             self.kill("update", f"after update {step}")
         # The last rank gets the signal, and has to pass it on to the others.
         if self.is_due("stop", step) and self.session.rank == world_size - 1:
-            self.write_interrupted("stop", f"after update {step}")
+            self.write_interruption("stop", f"after update {step}")
             self.planned = None  # the run goes on until it stops, and must not get a second signal
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -61,8 +61,8 @@ class Interrupter:
             return
         assert self.planned is not None
         if number >= min(count - 1, int(self.planned.share * count)):
-            place = f"before batch {number + 1} of {count} of the evaluation after update {step}"
-            self.kill("evaluation", place)
+            moment = f"before batch {number + 1} of {count} of the evaluation after update {step}"
+            self.kill("evaluation", moment)
 
     # In a save. These methods run in the thread that writes checkpoints.
 
@@ -119,14 +119,14 @@ class Interrupter:
 
     # The interruption itself
 
-    def write_interrupted(self, manner: Manner, place: str) -> None:
+    def write_interruption(self, manner: Manner, moment: str) -> None:
         """Write the record by which the bench knows that this launch was interrupted as planned."""
         step = self.session.step
-        self.session.write(Interrupted(step=step, manner=manner, place=place))
+        self.session.write(Interruption(step=step, manner=manner, moment=moment))
 
-    def kill(self, manner: Manner, place: str) -> NoReturn:
+    def kill(self, manner: Manner, moment: str) -> NoReturn:
         """End all ranks at once with SIGKILL."""
-        self.write_interrupted(manner, place)
+        self.write_interruption(manner, moment)
         own_id = os.getpid()
         kill_processes([process for process in self.process_ids() if process != own_id])
         kill_processes([own_id])

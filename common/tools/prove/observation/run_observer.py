@@ -37,12 +37,12 @@ from common.tools.prove.reach.loop_variables import pass_of_loop
 from common.tools.prove.records.base import Phase
 from common.tools.prove.records.run_records import (
     EvaluationBatch,
-    Finished,
+    EvaluationFigures,
     MicroBatch,
-    ObservedEvaluation,
-    Recorded,
-    Saved,
-    Started,
+    RecordedMicroBatch,
+    RunEnd,
+    RunStart,
+    SavedState,
 )
 
 Loss = torch.Tensor | float
@@ -112,7 +112,7 @@ class RunObserver:
         config = run.config
         split_sizes = {split: loader.order.num_samples for split, loader in run.all_loaders.items()}
         self.session.write(
-            Started(
+            RunStart(
                 step=self.session.step,
                 world_size=run.accelerator.num_processes,
                 total_steps=run.plan.total_steps,
@@ -125,8 +125,8 @@ class RunObserver:
                 split_sizes=split_sizes,
                 validation_split=run.loaded.validation_split,
                 test_split=run.loaded.test_split,
-                workers=run.all_loaders["train"].num_workers,
-                parts=[*self.state_reader.kept],
+                worker_count=run.all_loaders["train"].num_workers,
+                kept_part_names=[*self.state_reader.kept_parts],
             )
         )
 
@@ -168,13 +168,13 @@ class RunObserver:
                 step=session.step,
                 micro_batch=session.micro_batch,
                 epoch=run.epoch,
-                samples=session.samples,
-                batch=digest_of_batch(batch),
-                generators=generator_digests(run.device),
-                parts=changes.parts,
-                state=changes.state,
-                gone=changes.gone,
-                described=changes.described,
+                sample_indices=session.sample_indices,
+                batch_digest=digest_of_batch(batch),
+                generator_digests=generator_digests(run.device),
+                part_digests=changes.part_digests,
+                value_digests=changes.value_digests,
+                unreachable_paths=changes.unreachable_paths,
+                descriptions=changes.descriptions,
             )
         )
 
@@ -200,7 +200,7 @@ class RunObserver:
     def write_recorded(
         self, run: Run, step: int, is_update: bool, loss: Loss, metrics: Metrics
     ) -> None:
-        """Write a `Recorded` for a micro-batch that the loop has passed to `run.record`.
+        """Write a `RecordedMicroBatch` for a micro-batch that the loop has passed to `run.record`.
 
         Args:
             step: the number of updates before the micro-batch.
@@ -208,15 +208,15 @@ class RunObserver:
         """
         total, count = sum_and_count(loss)
         self.session.write(
-            Recorded(
+            RecordedMicroBatch(
                 step=step,
                 micro_batch=self.session.micro_batch,
                 is_update=is_update,
                 loss=total / max(1, count),
                 metrics={name: sum_and_count(value) for name, value in metrics.items()},
-                generators=generator_digests(run.device),
+                generator_digests=generator_digests(run.device),
                 learning_rates=self.state_reader.learning_rates(),
-                clock=time.perf_counter(),
+                clock_seconds=time.perf_counter(),
             )
         )
 
@@ -224,10 +224,10 @@ class RunObserver:
         if self.reads_tensors:
             session = self.session
             session.write(
-                Saved(
+                SavedState(
                     step=session.step,
-                    parts=self.state_reader.digests_of_parts(started.context),
-                    generators=generator_digests(started.context.accelerator.device),
+                    part_digests=self.state_reader.digests_of_parts(started.context),
+                    generator_digests=generator_digests(started.context.accelerator.device),
                 )
             )
         original(started)
@@ -283,11 +283,11 @@ class RunObserver:
             if isinstance(value, NUMERIC):
                 figures[name] = float(value)
         self.session.write(
-            ObservedEvaluation(
+            EvaluationFigures(
                 step=self.session.step,
                 phase=phase,
                 split=split,
-                samples=run.all_loaders[split].order.num_samples,
+                sample_count=run.all_loaders[split].order.num_samples,
                 figures=figures,
             )
         )
@@ -334,9 +334,9 @@ class RunObserver:
                 step=session.step,
                 phase=phase,
                 split=session.split_of(loader),
-                samples=samples,
-                batch=digest_of_batch(batch),
-                generators=generator_digests(run.device),
+                sample_indices=samples,
+                batch_digest=digest_of_batch(batch),
+                generator_digests=generator_digests(run.device),
             )
         )
 
@@ -356,7 +356,7 @@ class RunObserver:
         parts: dict[str, str] = {}
         if self.reads_tensors:
             parts = self.state_reader.digests_of_parts(run.context)
-        self.session.write(Finished(step=self.session.step, parts=parts))
+        self.session.write(RunEnd(step=self.session.step, part_digests=parts))
 
 
 def generator_digests(device: torch.device) -> dict[str, str]:

@@ -30,7 +30,7 @@ class Session:
     run: Run | None = None  # the recipe's run, once it exists
     phase: Phase | None = None  # the phase of the current evaluation; None outside of one
     micro_batch: int = 0  # the number of the current micro-batch within its update
-    samples: list[int] = field(default_factory=list)  # the sample indices of that micro-batch
+    sample_indices: list[int] = field(default_factory=list)  # those of that micro-batch
     file: BinaryIO | None = None  # the file of records, once it is open
 
     def begin_run(self, run: Run) -> None:
@@ -49,9 +49,9 @@ class Session:
         """
         self.micro_batch = 0 if is_update else self.micro_batch + 1
 
-    def note_samples(self, samples: list[int]) -> None:
+    def note_samples(self, sample_indices: list[int]) -> None:
         """Note the sample indices of the micro-batch that the loop is about to get."""
-        self.samples = samples
+        self.sample_indices = sample_indices
 
     @contextmanager
     def in_evaluation(self, phase: Phase) -> Iterator[None]:

@@ -15,35 +15,35 @@ from common.lifecycle.stages import Context
 from common.run import Run
 from common.storage.value_digests import digest_of_state
 from common.tools.prove.reach.recipe_search import RecipeSearch
-from common.tools.prove.records.run_records import Description
+from common.tools.prove.records.run_records import ValueDescription
 
 
 @dataclass(frozen=True)
 class StateChanges:
     """The changes of a state since it was last read. The fields are those of a `MicroBatch`."""
 
-    parts: dict[str, str] = field(default_factory=dict)
-    state: dict[str, str] = field(default_factory=dict)
-    gone: list[str] = field(default_factory=list)
-    described: dict[str, Description] = field(default_factory=dict)
+    part_digests: dict[str, str] = field(default_factory=dict)
+    value_digests: dict[str, str] = field(default_factory=dict)
+    unreachable_paths: list[str] = field(default_factory=list)
+    descriptions: dict[str, ValueDescription] = field(default_factory=dict)
 
 
 class StateReader:
     """Reads the state of one run, and remembers the digests that it has read last."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, Stateful] = {}  # the parts that the recipe passed to `run.keep`
+        self.kept_parts: dict[str, Stateful] = {}  # the parts that the recipe passed to `run.keep`
         self.search: RecipeSearch | None = None  # None until `run.start`
-        self.last_state: dict[str, str] = {}
-        self.last_parts: dict[str, str] = {}
+        self.last_value_digests: dict[str, str] = {}
+        self.last_part_digests: dict[str, str] = {}
 
     def keep(self, parts: Mapping[str, Stateful | None]) -> None:
         """Note the parts that the recipe has passed to `run.keep`."""
-        self.kept = {name: part for name, part in parts.items() if part is not None}
+        self.kept_parts = {name: part for name, part in parts.items() if part is not None}
 
     def start(self, run: Run) -> None:
         """Prepare to read the values that the recipe can reach."""
-        self.search = RecipeSearch(self.kept, run)
+        self.search = RecipeSearch(self.kept_parts, run)
 
     def changes(self, context: Context, frame: FrameType) -> StateChanges:
         """Return what has changed since the last call.
@@ -55,18 +55,18 @@ class StateReader:
         reached = self.search.reachable_values(frame)
         state = reached.digests
         parts = self.digests_of_parts(context)
-        described = {}
-        for path, description in reached.described.items():
-            if path not in self.last_state:
-                described[path] = description
+        descriptions = {}
+        for path, description in reached.descriptions.items():
+            if path not in self.last_value_digests:
+                descriptions[path] = description
         changes = StateChanges(
-            parts=changed_entries(self.last_parts, parts),
-            state=changed_entries(self.last_state, state),
-            gone=[path for path in self.last_state if path not in state],
-            described=described,
+            part_digests=changed_entries(self.last_part_digests, parts),
+            value_digests=changed_entries(self.last_value_digests, state),
+            unreachable_paths=[path for path in self.last_value_digests if path not in state],
+            descriptions=descriptions,
         )
-        self.last_state = state
-        self.last_parts = parts
+        self.last_value_digests = state
+        self.last_part_digests = parts
         return changes
 
     def digests_of_parts(self, context: Context) -> dict[str, str]:
@@ -75,7 +75,7 @@ class StateReader:
         Checkpoints hold the best evaluation so far as well.
         """
         digests = {}
-        for name, part in self.kept.items():
+        for name, part in self.kept_parts.items():
             bare = extract_model_from_parallel(part) if isinstance(part, nn.Module) else part
             digests[name] = digest_of_state(bare.state_dict())
         digests["best evaluation"] = digest_of_state(context.best.state_dict())
@@ -84,7 +84,7 @@ class StateReader:
     def learning_rates(self) -> list[float]:
         """Return the learning rate of each group of each kept optimizer."""
         rates = []
-        for part in self.kept.values():
+        for part in self.kept_parts.values():
             for group in getattr(part, "param_groups", ()):
                 rates.append(float(group["lr"]))
         return rates

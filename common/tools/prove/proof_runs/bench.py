@@ -17,7 +17,7 @@ from common.tools.prove.proof_runs.launching import (
 from common.tools.prove.proof_runs.recipe_flags import ProofFlags, flag_words, merged, parse_flags
 from common.tools.prove.proof_runs.warm_process import WarmProcess
 from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun, read_processes
-from common.tools.prove.records.run_records import Interrupted
+from common.tools.prove.records.run_records import Interruption
 from common.tools.recipe import Recipe
 
 
@@ -186,7 +186,7 @@ class Bench:
 def was_interrupted(observed_processes: Sequence[ObservedProcess], number: int) -> bool:
     """Whether the probe has interrupted the launch with this number."""
     return any(
-        process.launch == number and process.of(Interrupted) for process in observed_processes
+        process.launch == number and process.of(Interruption) for process in observed_processes
     )
 
 

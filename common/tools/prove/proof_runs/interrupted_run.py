@@ -6,7 +6,7 @@ from common.tools.prove.observation.launch_plan import PlannedInterruption
 from common.tools.prove.proof_runs.bench import Bench, RunSpec
 from common.tools.prove.records.base import Manner
 from common.tools.prove.records.observed_run import ObservedRun
-from common.tools.prove.records.run_records import ObservedEvaluation, Saved
+from common.tools.prove.records.run_records import EvaluationFigures, SavedState
 
 # The manners of the interruptions, in any order; one of them occurs twice.
 MANNERS: tuple[Manner, ...] = ("update", "update", "save", "evaluation", "stop")
@@ -27,14 +27,14 @@ def draw_interruptions(
         generator: the source of random numbers.
         reference: an uninterrupted run with the same flags.
     """
-    total_steps = reference.started.total_steps
+    total_steps = reference.start_record.total_steps
     rank_zero = reference.processes[0]
     # An interruption waits for the first save or evaluation from its update on, so it must not come
     # after the last one. That may move it to an earlier section.
     last_chances = {
-        "save": max((record.step for record in rank_zero.of(Saved)), default=total_steps),
+        "save": max((record.step for record in rank_zero.of(SavedState)), default=total_steps),
         "evaluation": max(
-            (record.step for record in rank_zero.of(ObservedEvaluation)), default=total_steps
+            (record.step for record in rank_zero.of(EvaluationFigures)), default=total_steps
         ),
     }
     manners = [*MANNERS]

@@ -11,7 +11,7 @@ from common.tools.prove.instruments.memory import MEASURED_EVERY
 from common.tools.prove.proof_runs.bench import Bench, RunSpec
 from common.tools.prove.proof_runs.recipe_flags import as_words
 from common.tools.prove.records.observed_run import ObservedRun
-from common.tools.prove.records.run_records import Recorded
+from common.tools.prove.records.run_records import RecordedMicroBatch
 
 MAX_UPDATES = 60
 MIN_UPDATES = 40
@@ -79,6 +79,10 @@ def updates_in(seconds: float, seconds_per_update: float) -> int:
 
 def median_update_seconds(run: ObservedRun) -> float:
     """Return the median seconds from one update of rank 0 to the next; 0 for a single update."""
-    clocks = [record.clock for record in run.processes[0].of(Recorded) if record.is_update]
+    clocks = [
+        record.clock_seconds
+        for record in run.processes[0].of(RecordedMicroBatch)
+        if record.is_update
+    ]
     times = [later - earlier for earlier, later in pairwise(clocks)]
     return median(times) if times else 0.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from common.storage.value_digests import digest_of_state
 from common.tools.prove.reach.own_code import callers, is_own_frame
 from common.tools.prove.reach.value_search import class_name
-from common.tools.prove.records.run_records import Description, LoopPass
+from common.tools.prove.records.run_records import LoopPass, ValueDescription
 
 Loop = ast.For | ast.While
 # Parts of a loop with variables of their own.
@@ -48,7 +48,7 @@ def pass_of_loop(
         micro_batch: the number of the batch within its update.
     """
     targets: dict[str, str] = {}
-    described: dict[str, Description] = {}
+    descriptions: dict[str, ValueDescription] = {}
     carried: set[str] = set()
     for caller in callers(frame):
         if not is_own_frame(caller):
@@ -61,15 +61,15 @@ def pass_of_loop(
             if value is not batch and name not in targets:
                 targets[name] = digest_of_state(value)
                 text = f"{class_name(value)}, loop variable of {caller.f_code.co_name}()"
-                described[name] = Description(type="target", text=text)
+                descriptions[name] = ValueDescription(type="target", text=text)
     if not targets and not carried:
         return None
     return LoopPass(
         step=step,
         micro_batch=micro_batch,
-        targets=targets,
-        described=described,
-        carried=sorted(carried),
+        target_digests=targets,
+        descriptions=descriptions,
+        carried_variables=sorted(carried),
     )
 
 

@@ -40,7 +40,7 @@ from common.tools.prove.reach.positions import (
     position_of_file,
     position_of_iterator,
 )
-from common.tools.prove.records.run_records import Description, ValueType
+from common.tools.prove.records.run_records import ValueDescription, ValueType
 
 MAX_VALUES = 20_000  # the most values that a search visits
 MAX_ITEMS = 2_000  # the most items of a container whose items are visited one by one
@@ -87,13 +87,13 @@ class ReachableValues:
     """The values that a search has found, by path."""
 
     digests: dict[str, str] = field(default_factory=dict)
-    described: dict[str, Description] = field(default_factory=dict)
+    descriptions: dict[str, ValueDescription] = field(default_factory=dict)
 
     def add(self, place: Place, value_type: ValueType, words: str, value: object) -> None:
         """Add a value under its path, unless the path is taken.
 
         Args:
-            words: what the value is, such as its class. The text of the `Description` begins so.
+            words: the value in words, such as its class. The description's text begins with them.
             value: the value of which the digest is taken. It may be only a part of the value at the
                 place, such as its state.
         """
@@ -101,7 +101,7 @@ class ReachableValues:
         if path not in self.digests:
             self.digests[path] = digest_of_state(value)
             text = f"{words}, {place.variable_text}"
-            self.described[path] = Description(type=value_type, text=text)
+            self.descriptions[path] = ValueDescription(type=value_type, text=text)
 
     def mark_attributes(self, known_paths: Collection[str]) -> None:
         """Note that all new values belong to a kept object, whose state_dict lacks them.
@@ -109,9 +109,9 @@ class ReachableValues:
         Args:
             known_paths: the paths of the other values. Values of special types keep their types.
         """
-        for path, description in self.described.items():
+        for path, description in self.descriptions.items():
             if path not in known_paths and description.type == "other":
-                self.described[path] = Description(type="attribute", text=description.text)
+                self.descriptions[path] = ValueDescription(type="attribute", text=description.text)
 
 
 @dataclass
@@ -279,7 +279,7 @@ class ValueSearch:
         if not is_kept:
             words = f"{class_name(value)} with state_dict"
             self.reached.add(place, "stateful", words, value.state_dict())
-        known_paths = set(self.reached.described)
+        known_paths = set(self.reached.descriptions)
         if isinstance(value, torch.optim.Optimizer):
             self.visit_all(place, attributes_of_optimizer(value))
         else:

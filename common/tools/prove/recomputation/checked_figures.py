@@ -7,16 +7,16 @@ from typing import Literal, get_args
 
 from common.tools.prove.verdicts import Cause
 
-Kind = Literal[
+FigureType = Literal[
     "recorded losses",  # losses that the loop recorded
     "recorded metrics",  # metrics that the loop recorded
     "figures of evaluations",
     "means in rows",  # means in the rows of metrics.jsonl
     "speeds",  # logged speeds
 ]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+FIGURE_TYPES: tuple[FigureType, ...] = get_args(FigureType)
 # The kinds that are computed again from a model's outputs.
-KINDS_OF_OUTCOMES: tuple[Kind, ...] = (
+TYPES_OF_OUTCOMES: tuple[FigureType, ...] = (
     "recorded losses",
     "recorded metrics",
     "figures of evaluations",
@@ -27,7 +27,7 @@ KINDS_OF_OUTCOMES: tuple[Kind, ...] = (
 class CheckedFigures:
     """The mistakes in the figures of one kind in one run, and the number of these figures."""
 
-    kind: Kind
+    figure_type: FigureType
     causes: tuple[Cause, ...] = ()  # the mistakes
     compared_count: int = 0  # of figures that were computed again
     unknown_count: int = 0  # of figures that could not be computed again
@@ -38,16 +38,18 @@ def has_outcomes(checked: Sequence[CheckedFigures]) -> bool:
 
     If not, the check `figures` proves nothing about them, so it does not apply.
     """
-    return any(figures.compared_count for figures in checked if figures.kind in KINDS_OF_OUTCOMES)
+    return any(
+        figures.compared_count for figures in checked if figures.figure_type in TYPES_OF_OUTCOMES
+    )
 
 
 def numbers_in_words(checked: Sequence[CheckedFigures]) -> str:
     """Return in words how many figures were computed again, and how many were not."""
-    compared: Counter[Kind] = Counter()
-    unknown: Counter[Kind] = Counter()
+    compared: Counter[FigureType] = Counter()
+    unknown: Counter[FigureType] = Counter()
     for figures in checked:
-        compared[figures.kind] += figures.compared_count
-        unknown[figures.kind] += figures.unknown_count
+        compared[figures.figure_type] += figures.compared_count
+        unknown[figures.figure_type] += figures.unknown_count
     text = f"computed again: {listing(compared) or 'nothing'}"
     if unknown_kinds := listing(unknown):
         reason = "as the proof can't tell how to compute them"
@@ -55,6 +57,6 @@ def numbers_in_words(checked: Sequence[CheckedFigures]) -> str:
     return text
 
 
-def listing(numbers: Mapping[Kind, int]) -> str:
+def listing(numbers: Mapping[FigureType, int]) -> str:
     """Return the numbers above 0 with their kinds, such as "12 recorded losses, 3 speeds"."""
-    return ", ".join(f"{numbers[kind]} {kind}" for kind in KINDS if numbers[kind])
+    return ", ".join(f"{numbers[kind]} {kind}" for kind in FIGURE_TYPES if numbers[kind])

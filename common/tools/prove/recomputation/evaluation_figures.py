@@ -172,7 +172,7 @@ def may_be_computed_otherwise(name: str, split_passes: Sequence[SplitPass]) -> b
     """
     has_several_losses = any(split_pass.calls > 1 for split_pass in split_passes)
     has_many_classes = any(
-        outcome.classes > 2 for split_pass in split_passes for outcome in split_pass.outcomes
+        outcome.class_count > 2 for split_pass in split_passes for outcome in split_pass.outcomes
     )
     is_ambiguous = name in ("loss", "perplexity") or (name == "f1" and has_many_classes)
     return is_ambiguous or has_several_losses

@@ -72,7 +72,7 @@ def known_name(metric: str) -> str:
 
 def f1_of_classes(outcomes: Sequence[SampleOutcome]) -> list[float] | None:
     """Return the F1 of each class, 0 where undefined; None unless each sample has one class."""
-    classes = max((outcome.classes for outcome in outcomes), default=0)
+    classes = max((outcome.class_count for outcome in outcomes), default=0)
     if not classes or any(
         outcome.predicted is None or outcome.label is None for outcome in outcomes
     ):

@@ -33,7 +33,7 @@ class ObjectiveValue:
     """The objective's value in one evaluation, and the outcomes of its samples where known."""
 
     value: float
-    samples: int  # the number of samples in the split
+    sample_count: int  # the number of samples in the split
     split_passes: Sequence[SplitPass]
 
 
@@ -108,10 +108,10 @@ def improvement_of_shares(
     variance = 0.0
     for evaluation in (before, after):
         share = min(1.0, max(0.0, evaluation.value))
-        variance += share * (1 - share) / evaluation.samples
+        variance += share * (1 - share) / evaluation.sample_count
     # As with paired samples, a single sample must not decide.
-    margin = standard_errors * math.sqrt(variance) + 1 / after.samples
-    basis = f"{standard_errors:g} standard errors of a share of {after.samples} samples"
+    margin = standard_errors * math.sqrt(variance) + 1 / after.sample_count
+    basis = f"{standard_errors:g} standard errors of a share of {after.sample_count} samples"
     return Improvement(gain, margin, basis)
 
 
@@ -146,5 +146,5 @@ def values_by_sample(metric: str, split_pass: SplitPass) -> Mapping[int, float]:
         value = mean_metric.sample_value(outcome)
         if value is None:
             return {}
-        values[outcome.sample] = value
+        values[outcome.sample_index] = value
     return values

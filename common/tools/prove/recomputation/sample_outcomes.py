@@ -11,14 +11,14 @@ from common.tools.prove.records.instrument_records import OutcomeColumns
 class SampleOutcome:
     """How well the model did on one sample. None: the loss function does not tell this value."""
 
-    sample: int  # the index of the sample in its split
+    sample_index: int  # in its split
     loss: float | None = None
     hit: float | None = None  # the share of the sample's elements that are classified correctly
     squared_error: float | None = None  # the mean over the sample's elements
     absolute_error: float | None = None  # the mean over the sample's elements
     predicted: int | None = None  # the predicted class
     label: int | None = None
-    classes: int = 0  # the number of classes; 0 unless each sample of the batch has one class
+    class_count: int = 0  # 0 unless each sample of the batch has one class
 
 
 BatchOutcomes = list[SampleOutcome]
@@ -29,7 +29,7 @@ def first_of_each_sample(outcomes: Sequence[SampleOutcome]) -> list[SampleOutcom
     """Return the first outcome of each sample."""
     first: dict[int, SampleOutcome] = {}
     for outcome in outcomes:
-        first.setdefault(outcome.sample, outcome)
+        first.setdefault(outcome.sample_index, outcome)
     return [*first.values()]
 
 
@@ -55,14 +55,14 @@ def outcomes_of_columns(
         return []
     return [
         SampleOutcome(
-            sample=sample,
+            sample_index=sample,
             loss=value_at(number, losses),
             hit=value_at(number, columns.hits),
             squared_error=value_at(number, columns.squared_errors),
             absolute_error=value_at(number, columns.absolute_errors),
             predicted=value_at(number, columns.predicted),
             label=value_at(number, columns.labels),
-            classes=columns.classes,
+            class_count=columns.class_count,
         )
         for number, sample in enumerate(samples)
     ]

@@ -11,7 +11,7 @@ from common.tools.prove.recomputation.sample_outcomes import (
 )
 from common.tools.prove.records.instrument_records import EvaluationLoss
 from common.tools.prove.records.observed_run import ObservedRun
-from common.tools.prove.records.run_records import ObservedEvaluation
+from common.tools.prove.records.run_records import EvaluationFigures
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class SplitPass:
         return first_of_each_sample(self.outcomes)
 
 
-def split_passes_of_evaluation(run: ObservedRun, evaluated: ObservedEvaluation) -> list[SplitPass]:
+def split_passes_of_evaluation(run: ObservedRun, evaluated: EvaluationFigures) -> list[SplitPass]:
     """Return all passes of one evaluation over its split."""
     evaluation = (evaluated.step, evaluated.phase, evaluated.split)
     losses_by_rank: list[list[EvaluationLoss]] = []
-    for process in run.of_launch(0):
+    for process in run.processes_of_launch(0):
         losses = []
         for loss in process.of(EvaluationLoss):
             if (loss.step, loss.phase, loss.split) == evaluation:
@@ -97,7 +97,7 @@ def with_pass_and_call(
     previous_batch: tuple[int, list[int]] | None = None
     for loss in losses:
         pass_number = passes.setdefault(loss.pass_number, len(passes))
-        batch = (loss.pass_number, loss.samples)
+        batch = (loss.pass_number, loss.sample_indices)
         call = call + 1 if batch == previous_batch else 0
         previous_batch = batch
         yield pass_number, call, loss
@@ -105,4 +105,4 @@ def with_pass_and_call(
 
 def outcomes_of_batch(loss: EvaluationLoss) -> BatchOutcomes:
     """Return the outcomes of a batch; empty if they are not known for each sample."""
-    return outcomes_of_columns(loss.samples, loss.losses, loss.of_samples)
+    return outcomes_of_columns(loss.sample_indices, loss.sample_losses, loss.outcomes)

@@ -14,7 +14,7 @@ from statistics import fmean
 from common.tools.prove.recomputation.checked_figures import CheckedFigures
 from common.tools.prove.records.instrument_records import TrainingLoss
 from common.tools.prove.records.observed_run import ObservedRun
-from common.tools.prove.records.run_records import Recorded
+from common.tools.prove.records.run_records import RecordedMicroBatch
 from common.tools.prove.verdicts import Cause
 
 FACTOR_TOLERANCE = 1e-3  # relative, of a factor between two losses
@@ -108,7 +108,7 @@ def factors_of_mistakes(run: ObservedRun) -> Iterator[tuple[float, str]]:
     """Yield the factors by which a recipe may multiply a loss by mistake, with their names."""
     counts = {
         "the number of processes": run.world_size,
-        "the number of micro-batches of an update": run.started.accumulation,
+        "the number of micro-batches of an update": run.start_record.accumulation,
     }
     for name, count in counts.items():
         if count > 1:
@@ -124,7 +124,7 @@ def is_near_factor(ratio: float, factor: float) -> bool:
 def recorded_losses(run: ObservedRun) -> dict[Position, float]:
     """Return the losses that the loop recorded, as means over ranks, by micro-batch."""
     losses: defaultdict[Position, list[float]] = defaultdict(list)
-    for _, record in run.all(Recorded):
+    for _, record in run.all(RecordedMicroBatch):
         losses[record.step, record.micro_batch].append(record.loss)
     return {position: fmean(values) for position, values in losses.items()}
 
@@ -158,6 +158,6 @@ def losses_of_ranks(run: ObservedRun) -> dict[Position, dict[int, list[float]]]:
         calls: defaultdict[Position, int] = defaultdict(int)
         for loss in process.of(TrainingLoss):
             position = loss.step, loss.micro_batch
-            values[position][calls[position]].append(loss.value)
+            values[position][calls[position]].append(loss.loss)
             calls[position] += 1
     return {position: dict(by_call) for position, by_call in values.items()}

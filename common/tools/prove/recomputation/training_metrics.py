@@ -12,7 +12,7 @@ from common.tools.prove.recomputation.checked_figures import CheckedFigures
 from common.tools.prove.recomputation.figure_functions import known_name
 from common.tools.prove.records.instrument_records import TrainingLoss
 from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun
-from common.tools.prove.records.run_records import Recorded
+from common.tools.prove.records.run_records import RecordedMicroBatch
 from common.tools.prove.verdicts import Cause
 
 SHARE_TOLERANCE = 1e-4  # relative, for shares of samples
@@ -42,7 +42,7 @@ def checked_metrics(run: ObservedRun) -> CheckedFigures:
     unknown_count = 0
     for process in run.processes:
         losses = losses_by_micro_batch(process)
-        for record in process.of(Recorded):
+        for record in process.of(RecordedMicroBatch):
             computed = losses.get((record.step, record.micro_batch), [])
             for name, (total, elements) in record.metrics.items():
                 value = total / elements if elements else math.nan
@@ -72,7 +72,7 @@ def losses_by_micro_batch(process: ObservedProcess) -> dict[tuple[int, int], lis
 def expected_values(name: str, losses: Sequence[TrainingLoss]) -> list[float]:
     """Return the value of a metric from each computed loss that gives one."""
     metric = known_name(name)
-    return [loss.means[metric] for loss in losses if metric in loss.means]
+    return [loss.metrics[metric] for loss in losses if metric in loss.metrics]
 
 
 def follows_from_outputs(name: str, value: float, expected: Sequence[float]) -> bool | None:

@@ -12,48 +12,48 @@ from common.errors import UserError
 from common.run_directory.record_files import mistake_in_words
 from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import (
-    EvaluatedRows,
+    EvaluatedSamples,
     EvaluationLoss,
     GradientChange,
     GrowingContainer,
     GrowingGraph,
     GrowingTensors,
+    LayerInTrainingMode,
     LogInterval,
     MemoryInUse,
-    MissingRows,
+    MissingSamples,
     MixingModule,
     OptimizerStep,
     OwnDraw,
-    RowGradients,
+    SampleGradients,
     SampleMixing,
     TrainingLoss,
-    TrainingMode,
-    UnusedRows,
+    UnusedSamples,
     Wait,
 )
 from common.tools.prove.records.run_records import (
-    Description,
     EvaluationBatch,
-    Finished,
-    Interrupted,
+    EvaluationFigures,
+    Interruption,
     LoopPass,
     MicroBatch,
-    ObservedEvaluation,
-    Recorded,
-    Saved,
-    Started,
+    RecordedMicroBatch,
+    RunEnd,
+    RunStart,
+    SavedState,
+    ValueDescription,
 )
 
 AnyObservedRecord = (
-    Started
+    RunStart
     | MicroBatch
     | LoopPass
-    | Recorded
+    | RecordedMicroBatch
     | EvaluationBatch
-    | ObservedEvaluation
-    | Saved
-    | Interrupted
-    | Finished
+    | EvaluationFigures
+    | SavedState
+    | Interruption
+    | RunEnd
     | SampleMixing
     | MixingModule
     | OptimizerStep
@@ -61,11 +61,11 @@ AnyObservedRecord = (
     | OwnDraw
     | TrainingLoss
     | EvaluationLoss
-    | TrainingMode
-    | UnusedRows
-    | RowGradients
-    | MissingRows
-    | EvaluatedRows
+    | LayerInTrainingMode
+    | UnusedSamples
+    | SampleGradients
+    | MissingSamples
+    | EvaluatedSamples
     | LogInterval
     | MemoryInUse
     | GrowingTensors
@@ -93,28 +93,30 @@ class ObservedProcess:
 
     @cached_property
     def micro_batches(self) -> dict[tuple[int, int], MicroBatch]:
-        """The records by `step` and `micro_batch`, with all entries of `state` and `parts`.
+        """The records by `step` and `micro_batch`, with all entries of their digests.
 
         The records in the file hold only the entries that have changed; see `MicroBatch`.
         """
-        state: dict[str, str] = {}
-        parts: dict[str, str] = {}
-        completed = {}
+        part_digests: dict[str, str] = {}
+        value_digests: dict[str, str] = {}
+        complete_records = {}
         for record in self.of(MicroBatch):
-            parts = parts | record.parts
-            state = {path: digest for path, digest in state.items() if path not in record.gone}
-            state = state | record.state
-            complete_record = record.model_copy(update={"state": state, "parts": parts})
-            completed[record.step, record.micro_batch] = complete_record
-        return completed
+            part_digests = part_digests | record.part_digests
+            value_digests = value_digests | record.value_digests
+            for path in record.unreachable_paths:
+                value_digests.pop(path, None)
+            digests = {"part_digests": part_digests, "value_digests": value_digests}
+            complete_record = record.model_copy(update=digests)
+            complete_records[record.step, record.micro_batch] = complete_record
+        return complete_records
 
     @cached_property
-    def described(self) -> dict[str, Description]:
-        """The description of each path of `state`."""
-        merged: dict[str, Description] = {}
+    def descriptions(self) -> dict[str, ValueDescription]:
+        """The description of each path of `MicroBatch.value_digests`."""
+        descriptions: dict[str, ValueDescription] = {}
         for record in self.of(MicroBatch):
-            merged |= record.described
-        return merged
+            descriptions |= record.descriptions
+        return descriptions
 
 
 @dataclass(frozen=True)
@@ -133,13 +135,13 @@ class ObservedRun:
     @property
     def world_size(self) -> int:
         """The number of processes of the first launch."""
-        return len(self.of_launch(0))
+        return len(self.processes_of_launch(0))
 
-    def of_launch(self, number: int) -> list[ObservedProcess]:
+    def processes_of_launch(self, number: int) -> list[ObservedProcess]:
         """Return the processes of one launch, one for each rank."""
         return [process for process in self.processes if process.launch == number]
 
-    def of_rank(self, rank: int) -> list[ObservedProcess]:
+    def processes_of_rank(self, rank: int) -> list[ObservedProcess]:
         """Return the processes of one rank, one for each launch."""
         return [process for process in self.processes if process.rank == rank]
 
@@ -150,9 +152,9 @@ class ObservedRun:
                 yield process, record
 
     @property
-    def started(self) -> Started:
-        """The `Started` record of rank 0 in the first launch."""
-        return self.processes[0].of(Started)[0]
+    def start_record(self) -> RunStart:
+        """The `RunStart` record of rank 0 in the first launch."""
+        return self.processes[0].of(RunStart)[0]
 
 
 def read_processes(folder: Path) -> tuple[ObservedProcess, ...]:

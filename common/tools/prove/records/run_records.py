@@ -5,24 +5,24 @@ from typing import Literal
 from common.tools.prove.records.base import Manner, ObservedRecord, Phase
 
 
-class Started(ObservedRecord):
+class RunStart(ObservedRecord):
     """`run.start` has returned: the run is ready for its loop, and has restored any checkpoint."""
 
-    record_type: Literal["started"] = "started"
+    record_type: Literal["run_start"] = "run_start"
     step: int  # the number of updates that the restored checkpoint has; 0 without one
     world_size: int
     total_steps: int
     updates_per_epoch: int
     samples_per_update: int  # over all ranks
     batch_size: int  # samples in a micro-batch of one rank
-    accumulation: int
+    accumulation: int  # micro-batches of one rank in an update
     device: str
     precision: str
     split_sizes: dict[str, int]  # the number of samples that this proof uses, by split
     validation_split: str
     test_split: str
-    workers: int  # worker processes that make the training batches
-    parts: list[str]  # the names that the recipe passed to `run.keep`
+    worker_count: int  # worker processes that make the training batches
+    kept_part_names: list[str]  # the names that the recipe passed to `run.keep`
 
 
 # The types of reachable values that need different advice.
@@ -40,10 +40,10 @@ ValueType = Literal[
     "other",
 ]
 
-OF_RECIPE = "global variable of the recipe"  # ends the text of such a value's `Description`
+OF_RECIPE = "global variable of the recipe"  # ends the text of such a value's `ValueDescription`
 
 
-class Description(ObservedRecord):
+class ValueDescription(ObservedRecord):
     """The description of a value that the recipe can reach."""
 
     type: ValueType
@@ -53,22 +53,22 @@ class Description(ObservedRecord):
 class MicroBatch(ObservedRecord):
     """`run.batches` is about to give a batch to the loop. All digests are from this moment.
 
-    `state` and `parts` are read only at the first micro-batch of an update. They hold only entries
-    that have changed since the previous `MicroBatch` of the launch. `ObservedProcess.micro_batches`
-    adds the others.
+    `part_digests` and `value_digests` are read only at the first micro-batch of an update. They
+    hold only entries that have changed since the previous `MicroBatch` of the launch.
+    `ObservedProcess.micro_batches` adds the others.
     """
 
     record_type: Literal["micro_batch"] = "micro_batch"
     step: int  # the number of updates before this batch
-    micro_batch: int  # the number of the micro-batch within the update
-    epoch: int
-    samples: list[int]  # the sample indices of this rank
-    batch: str  # the digest of all tensors of the batch
-    generators: dict[str, str]  # digests by generator: torch, numpy, python, the device
-    parts: dict[str, str]  # digests of the parts that checkpoints hold, by name
-    state: dict[str, str]  # digests of all other values that the recipe can reach, by path
-    gone: list[str]  # paths of `state` that can no longer be reached
-    described: dict[str, Description]  # the descriptions of paths that are new in `state`
+    micro_batch: int  # the number of the micro-batch within the update, from 0
+    epoch: int  # from 0
+    sample_indices: list[int]  # of this rank, in the order of the batch
+    batch_digest: str  # of all tensors of the batch
+    generator_digests: dict[str, str]  # by generator: torch, numpy, python, the device
+    part_digests: dict[str, str]  # of the parts that checkpoints hold, by name
+    value_digests: dict[str, str]  # of all other values that the recipe can reach, by path
+    unreachable_paths: list[str]  # paths of `value_digests` that can no longer be reached
+    descriptions: dict[str, ValueDescription]  # of the paths that are new in `value_digests`
 
 
 class LoopPass(ObservedRecord):
@@ -76,76 +76,76 @@ class LoopPass(ObservedRecord):
 
     record_type: Literal["loop_pass"] = "loop_pass"
     step: int  # the number of updates before the batch of the pass, as in its `MicroBatch`
-    micro_batch: int
-    # Digests of the variables that the `for` statement has set, except for the batch, by name.
-    targets: dict[str, str]
-    described: dict[str, Description]  # the descriptions of these variables
+    micro_batch: int  # the number of the micro-batch within the update, from 0
+    # Of the variables that the `for` statement has set, except for the batch, by name.
+    target_digests: dict[str, str]
+    descriptions: dict[str, ValueDescription]  # of these variables, by name
     # Variables that a pass reads before it sets them, so they hold state of an earlier pass.
-    carried: list[str]
+    carried_variables: list[str]
 
 
-class Recorded(ObservedRecord):
+class RecordedMicroBatch(ObservedRecord):
     """The loop has called `run.record` for a micro-batch."""
 
-    record_type: Literal["recorded"] = "recorded"
+    record_type: Literal["recorded_micro_batch"] = "recorded_micro_batch"
     step: int  # the number of updates before this batch, as in its `MicroBatch`
-    micro_batch: int
+    micro_batch: int  # the number of the micro-batch within the update, from 0
     is_update: bool  # whether it was the last micro-batch of its update
     loss: float  # the mean over the elements
     metrics: dict[str, tuple[float, int]]  # the sum and number of this rank's elements, by name
-    generators: dict[str, str]  # digests after the loop has used the batch
+    generator_digests: dict[str, str]  # after the loop has used the batch, by generator
     learning_rates: list[float]  # one for each group of each kept optimizer, after this batch
-    clock: float  # seconds of `time.perf_counter`, for the time of an update
+    clock_seconds: float  # the value of `time.perf_counter`, for the time of an update
 
 
 class EvaluationBatch(ObservedRecord):
     """A loader has given a batch to an evaluation."""
 
     record_type: Literal["evaluation_batch"] = "evaluation_batch"
-    step: int
-    phase: Phase  # "final" for the evaluation after the loop
-    split: str
-    samples: list[int]
-    batch: str
-    generators: dict[str, str]  # digests before the evaluation uses the batch
+    step: int  # the number of updates before the evaluation
+    phase: Phase
+    split: str  # empty for a loader of the recipe's own
+    sample_indices: list[int]  # of this rank, in the order of the batch
+    batch_digest: str  # of all tensors of the batch
+    generator_digests: dict[str, str]  # before the evaluation uses the batch, by generator
 
 
-class ObservedEvaluation(ObservedRecord):
+class EvaluationFigures(ObservedRecord):
     """The figures of an evaluation, as the recipe passed them to `run.log` or `run.finish`.
 
     The proof lets the rehearsal before the first update read all samples, so its figures are those
     of the model before training.
     """
 
-    record_type: Literal["evaluation"] = "evaluation"
-    step: int
+    record_type: Literal["evaluation_figures"] = "evaluation_figures"
+    step: int  # the number of updates before the evaluation
     phase: Phase
     split: str
-    samples: int  # of the evaluated split, for all ranks together
-    figures: dict[str, float]
+    sample_count: int  # of the evaluated split, for all ranks together
+    figures: dict[str, float]  # by name, without the prefix of the split
 
 
-class Saved(ObservedRecord):
+class SavedState(ObservedRecord):
     """The recipe has called `run.save`. The digests were taken just before."""
 
-    record_type: Literal["saved"] = "saved"
-    step: int
-    parts: dict[str, str]
-    generators: dict[str, str]
+    record_type: Literal["saved_state"] = "saved_state"
+    step: int  # the number of updates before the save
+    part_digests: dict[str, str]  # of the parts that checkpoints hold, by name
+    generator_digests: dict[str, str]  # by generator
 
 
-class Interrupted(ObservedRecord):
+class Interruption(ObservedRecord):
     """The probe is about to interrupt the run, as the proof has planned."""
 
-    record_type: Literal["interrupted"] = "interrupted"
-    step: int
+    record_type: Literal["interruption"] = "interruption"
+    step: int  # the number of updates before the interruption
     manner: Manner
-    place: str  # in words, such as "after update 4"
+    moment: str  # in words, such as "after update 4"
 
 
-class Finished(ObservedRecord):
+class RunEnd(ObservedRecord):
     """`run.finish` has returned."""
 
-    record_type: Literal["finished"] = "finished"
-    step: int
-    parts: dict[str, str]
+    record_type: Literal["run_end"] = "run_end"
+    step: int  # the number of all updates
+    part_digests: dict[str, str]  # of the parts that checkpoints hold, by name

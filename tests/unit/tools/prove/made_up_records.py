@@ -12,10 +12,10 @@ from common.tools.prove.records.instrument_records import OptimizerStep, SampleM
 from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedProcess, ObservedRun
 from common.tools.prove.records.run_records import (
     EvaluationBatch,
+    EvaluationFigures,
     MicroBatch,
-    ObservedEvaluation,
-    Recorded,
-    Started,
+    RecordedMicroBatch,
+    RunStart,
 )
 
 
@@ -29,9 +29,9 @@ def started(
     updates_per_epoch: int = 2,
     training_samples: int = 10,
     evaluation_samples: int = 5,
-) -> Started:
+) -> RunStart:
     """Return the record of a run that has started, at a step above 0 if it was resumed."""
-    return Started(
+    return RunStart(
         step=step,
         world_size=world_size,
         total_steps=total_steps,
@@ -44,8 +44,8 @@ def started(
         split_sizes={"train": training_samples, "validation": evaluation_samples},
         validation_split="validation",
         test_split="validation",
-        workers=0,
-        parts=["model"],
+        worker_count=0,
+        kept_part_names=["model"],
     )
 
 
@@ -63,13 +63,13 @@ def micro_batch(
         step=step,
         micro_batch=number,
         epoch=epoch,
-        samples=[*samples],
-        batch=batch,
-        generators=dict(generators or {"torch": "t"}),
-        parts=dict(parts or {}),
-        state={},
-        gone=[],
-        described={},
+        sample_indices=[*samples],
+        batch_digest=batch,
+        generator_digests=dict(generators or {"torch": "t"}),
+        part_digests=dict(parts or {}),
+        value_digests={},
+        unreachable_paths=[],
+        descriptions={},
     )
 
 
@@ -82,25 +82,25 @@ def recorded(
     metrics: Mapping[str, tuple[float, int]] | None = None,
     generators: Mapping[str, str] | None = None,
     clock: float = 0.0,
-) -> Recorded:
-    return Recorded(
+) -> RecordedMicroBatch:
+    return RecordedMicroBatch(
         step=step,
         micro_batch=number,
         is_update=is_update,
         loss=loss,
         metrics=dict(metrics or {}),
-        generators=dict(generators or {"torch": "t"}),
+        generator_digests=dict(generators or {"torch": "t"}),
         learning_rates=[0.1],
-        clock=clock,
+        clock_seconds=clock,
     )
 
 
 def optimizer_step(step: int, norm: float = 2.0, rate: float = 0.1) -> OptimizerStep:
-    return OptimizerStep(step=step, optimizer=0, gradient_norm=norm, learning_rates=[rate])
+    return OptimizerStep(step=step, optimizer_number=0, gradient_norm=norm, learning_rates=[rate])
 
 
 def sample_mixing(*layers: str, couples_samples: bool = False) -> SampleMixing:
-    return SampleMixing(step=0, layers=[*layers], couples_samples=couples_samples)
+    return SampleMixing(step=0, batch_norms=[*layers], couples_samples=couples_samples)
 
 
 def evaluation_batch(
@@ -110,17 +110,17 @@ def evaluation_batch(
         step=step,
         phase=phase,
         split="validation",
-        samples=[*samples],
-        batch="b",
-        generators={},
+        sample_indices=[*samples],
+        batch_digest="b",
+        generator_digests={},
     )
 
 
 def evaluated(
     figures: Mapping[str, float], step: int = 2, phase: Phase = "validation"
-) -> ObservedEvaluation:
-    return ObservedEvaluation(
-        step=step, phase=phase, split="validation", samples=100, figures=dict(figures)
+) -> EvaluationFigures:
+    return EvaluationFigures(
+        step=step, phase=phase, split="validation", sample_count=100, figures=dict(figures)
     )
 
 

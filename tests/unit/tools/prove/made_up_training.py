@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedProcess, ObservedRun
-from common.tools.prove.records.run_records import Saved
+from common.tools.prove.records.run_records import SavedState
 from tests.unit.tools.prove.made_up_records import evaluated, micro_batch, recorded, started
 
 UPDATES = 6
@@ -22,8 +22,8 @@ def generators_at(step: int) -> dict[str, str]:
     return {"torch": f"torch-{step}", "numpy": "numpy"}
 
 
-def saved(step: int) -> Saved:
-    return Saved(step=step, parts=parts_at(step), generators=generators_at(step))
+def saved(step: int) -> SavedState:
+    return SavedState(step=step, part_digests=parts_at(step), generator_digests=generators_at(step))
 
 
 def records_of_update(step: int) -> list[AnyObservedRecord]:

@@ -71,7 +71,7 @@ def run_with_layout(
         ]
         records.append(evaluated({"accuracy": accuracy_at_start}, step=0))
         if mixing_module is not None:
-            records.append(MixingModule(step=0, module=mixing_module))
+            records.append(MixingModule(step=0, module_class=mixing_module))
         for step, loss in enumerate(losses):
             for number in range(way.accumulation):
                 after = {"torch": "drawn"} if draws else {"torch": "t"}
@@ -416,7 +416,9 @@ def test_draws_from_a_generator_of_the_loop_are_reported(way: UpdateLayout, tmp_
 
 
 def test_gradients_that_change_before_the_end_of_an_update_are_named(tmp_path: Path) -> None:
-    change = GradientChange(step=0, micro_batch=0, norm_before=2.0, norm_after=0.0, file="", line=0)
+    change = GradientChange(
+        step=0, micro_batch=0, norm_before=2.0, norm_after=0.0, clipping_file="", clipping_line=0
+    )
     verdict = accumulation.verdict_of(
         with_record(pair_of(DIVIDED, tmp_path, losses=(3.0, 2.0, 1.1)), change)
     )
@@ -443,7 +445,7 @@ def test_other_contents_of_the_same_samples_are_named(tmp_path: Path) -> None:
         records: list[ObservedRecord] = []
         for record in process.records:
             is_batch = isinstance(record, MicroBatch)
-            records.append(record.model_copy(update={"batch": "c"}) if is_batch else record)
+            records.append(record.model_copy(update={"batch_digest": "c"}) if is_batch else record)
         ranks.append(records)
     variant = run_with(*ranks, directory=pair.variant.directory)
     (cause,) = processes.verdict_of(replace(pair, variant=variant)).causes

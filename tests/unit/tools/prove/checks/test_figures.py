@@ -37,9 +37,9 @@ from common.tools.prove.recomputation.training_metrics import checked_metrics
 from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import (
     EvaluationLoss,
+    LayerInTrainingMode,
     LogInterval,
     TrainingLoss,
-    TrainingMode,
 )
 from common.tools.prove.records.observed_run import ObservedRun
 from tests.unit.tools.prove.made_up_records import evaluated, recorded, run_with, started
@@ -99,7 +99,7 @@ def test_mean_of_perplexities_is_explained(is_weighted: bool) -> None:
 def outcomes_of_classes(pairs: Sequence[tuple[int, int]]) -> list[SampleOutcome]:
     """Return outcomes with these predicted classes and labels, of three classes."""
     return [
-        SampleOutcome(number, predicted=predicted, label=label, classes=3)
+        SampleOutcome(number, predicted=predicted, label=label, class_count=3)
         for number, (predicted, label) in enumerate(pairs)
     ]
 
@@ -107,7 +107,7 @@ def outcomes_of_classes(pairs: Sequence[tuple[int, int]]) -> list[SampleOutcome]
 def test_f1_of_several_classes() -> None:
     """The mean over classes is right, its mean over batches is wrong, and others are unknown."""
     batches = [outcomes_of_classes([(0, 0), (1, 2)]), outcomes_of_classes([(2, 2), (1, 1)])]
-    batches[1] = [replace(outcome, sample=outcome.sample + 2) for outcome in batches[1]]
+    batches[1] = [replace(outcome, sample_index=outcome.sample_index + 2) for outcome in batches[1]]
     split_pass = SplitPass("validation", [batches], calls=1)
     figures = [macro_f1(batch) or 0.0 for batch in batches]
     assert compare_figure("f1", macro_f1(split_pass.outcomes) or 0.0, [split_pass]).is_correct
@@ -151,7 +151,7 @@ def test_f1_is_that_of_scikit_learn(seed: int, ranks: int, batches: int, classes
                 hit = float(predicted == label)
                 batch.append(
                     SampleOutcome(
-                        sample, hit=hit, predicted=predicted, label=label, classes=classes
+                        sample, hit=hit, predicted=predicted, label=label, class_count=classes
                     )
                 )
                 sample += 1
@@ -176,10 +176,10 @@ def evaluation_loss(
         phase="validation",
         split="validation",
         pass_number=pass_number,
-        samples=[*samples],
+        sample_indices=[*samples],
         function="mse_loss",
-        value=fmean(losses),
-        losses=[*losses],
+        loss=fmean(losses),
+        sample_losses=[*losses],
     )
 
 
@@ -226,7 +226,7 @@ def run_that_records(*factors: float, world_size: int = 1, accumulation: int = 1
             for number, factor in enumerate(factors):
                 computed = value + rank + number * step
                 records.append(
-                    TrainingLoss(step=step, function="mse_loss", value=computed, micro_batch=0)
+                    TrainingLoss(step=step, function="mse_loss", loss=computed, micro_batch=0)
                 )
                 total += factor * computed
             records.append(recorded(step, loss=total))
@@ -299,7 +299,7 @@ def test_rows_and_summaries_may_have_null_and_a_torn_end(
         losses = [data.draw(st.sampled_from([1.0, math.nan, math.inf])) for _ in range(2)]
         for update, loss in enumerate(losses, start=step - 2):
             records.append(recorded(update, loss=loss, metrics={"hits": (1.0, 2)}))
-        records.append(LogInterval(step=step, after=step - 1, seconds=0.5))
+        records.append(LogInterval(step=step, previous_step=step - 1, seconds=0.5))
         mean = fmean(losses)
         right = {
             "train/loss": mean if math.isfinite(mean) else None,
@@ -351,7 +351,7 @@ def test_losses_that_no_function_of_torch_computes_are_not_counted_as_compared()
 def trained(*computed: dict[str, float], metrics: dict[str, float]) -> ObservedRun:
     """Return a run of one micro-batch of 4 samples, in which losses were computed."""
     notes = [
-        TrainingLoss(step=0, function="f", value=1.0, micro_batch=0, means=means)
+        TrainingLoss(step=0, function="f", loss=1.0, micro_batch=0, metrics=means)
         for means in computed
     ]
     sums = {name: (4 * value, 4) for name, value in metrics.items()}
@@ -424,7 +424,7 @@ def test_outputs_that_are_not_finite_give_large_means(value: float) -> None:
 
 def test_training_mode_is_named() -> None:
     notes = [
-        TrainingMode(step=2, phase="validation", split="validation", layer=layer)
+        LayerInTrainingMode(step=2, phase="validation", split="validation", layer_class=layer)
         for layer in ("Dropout", "BatchNorm1d")
     ]
     (cause,) = checked_mode(run_with(notes)).causes
@@ -434,7 +434,7 @@ def test_training_mode_is_named() -> None:
 @pytest.mark.parametrize(("factor", "is_wrong"), [(1.0, False), (1.05, False), (1.5, True)])
 def test_speed_is_compared_with_the_clock(factor: float, is_wrong: bool, tmp_path: Path) -> None:
     """Two updates of 4 samples take 0.5 s: 16 samples a second."""
-    notes = [LogInterval(step=step, after=step - 2, seconds=0.5) for step in (4, 6, 8, 10)]
+    notes = [LogInterval(step=step, previous_step=step - 2, seconds=0.5) for step in (4, 6, 8, 10)]
     rows = [
         {"progress/global_step": step, "perf/samples_per_second": 16.0 * factor}
         for step in (4, 6, 8, 10)

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
-from common.tools.prove.instruments.allocator_figures import bytes_in_use
+from common.tools.prove.instruments.allocator_statistics import bytes_in_use
 from common.tools.prove.instruments.graphs import graph_sizes
 from common.tools.prove.instruments.holders import (
     MAX_SEARCHED_ITEMS,
@@ -53,16 +53,16 @@ def notes(growth: dict[str, Callable[[int], float]], count: int = 12) -> list[Me
     for number in range(count):
         step = 10 + 5 * number
         sizes = {
-            "resident": 5e8,
-            "in_use": 2e8,
+            "resident_bytes": 5e8,
+            "allocator_bytes": 2e8,
             "tensor_bytes": 1e7,
-            "tensors": 100.0,
+            "tensor_count": 100.0,
             "array_bytes": 1e5,
         }
         for name, function in growth.items():
             sizes[name] += function(step)
         values = {name: int(size) for name, size in sizes.items()}
-        measured_notes.append(MemoryInUse(step=step, device=None, **values))
+        measured_notes.append(MemoryInUse(step=step, device_bytes=None, **values))
     return measured_notes
 
 
@@ -76,9 +76,9 @@ def test_constant_memory_passes() -> None:
     ("name", "per_update"),
     [
         ("tensor_bytes", 640.0),  # logits of 16 samples and 10 classes
-        ("tensors", 1.0),  # scalars
+        ("tensor_count", 1.0),  # scalars
         ("array_bytes", 640.0),
-        ("in_use", 0.05 * MEBIBYTE),
+        ("allocator_bytes", 0.05 * MEBIBYTE),
     ],
 )
 def test_growth_fails(name: str, per_update: float) -> None:
@@ -92,28 +92,30 @@ def test_noise_passes() -> None:
     """Memory may go up and down, jump once, and grow during the warm-up."""
     draws = random.Random(0)
     noise = {step: draws.gauss(0, 0.05 * MEBIBYTE) for step in range(100)}
-    assert verdict_of(run_with(notes({"in_use": lambda step: noise[step]}))).passed is True
-    jump = notes({"in_use": lambda step: MEBIBYTE * 20 * (step > 50)})
+    assert verdict_of(run_with(notes({"allocator_bytes": lambda step: noise[step]}))).passed is True
+    jump = notes({"allocator_bytes": lambda step: MEBIBYTE * 20 * (step > 50)})
     assert verdict_of(run_with(jump)).passed is True
-    warm = notes({"in_use": lambda step: MEBIBYTE * min(step, 26)})
+    warm = notes({"allocator_bytes": lambda step: MEBIBYTE * min(step, 26)})
     assert verdict_of(run_with(warm)).passed is True
-    resident = notes({"resident": lambda step: MEBIBYTE * step})
+    resident = notes({"resident_bytes": lambda step: MEBIBYTE * step})
     assert verdict_of(run_with(resident)).passed is True  # the allocator's figure is exact
 
 
 def test_resident_memory_counts_if_the_allocator_reports_nothing() -> None:
     measured_notes = []
-    for measured in notes({"resident": lambda step: 2 * MAX_GROWTH["resident"] * MEBIBYTE * step}):
-        measured_notes.append(measured.model_copy(update={"in_use": None}))
+    for measured in notes(
+        {"resident_bytes": lambda step: 2 * MAX_GROWTH["resident"] * MEBIBYTE * step}
+    ):
+        measured_notes.append(measured.model_copy(update={"allocator_bytes": None}))
     verdict = verdict_of(run_with(measured_notes))
     assert verdict.passed is False
     assert "resident memory" in verdict.causes[0]
 
 
 def test_growing_tensors_are_named_first() -> None:
-    values = {"dtype": "float32", "shape": [16, 10], "count": 60, "more": 50}
+    values = {"dtype": "float32", "shape": [16, 10], "tensor_count": 60, "growth": 50}
     growing = GrowingTensors(step=65, holder="the list `history` of main in train.py", **values)
-    measured_notes = [*notes({"tensors": lambda step: step}), growing]
+    measured_notes = [*notes({"tensor_count": lambda step: step}), growing]
     verdict = verdict_of(run_with(measured_notes))
     assert verdict.causes[0] == (
         "the number of float32 [16 × 10] tensors grew by 50 to 60; they are held by the list "
@@ -126,7 +128,7 @@ def test_growth_in_steps_fails(every: int) -> None:
     """A copy of the weights is kept once an epoch, which is less often than memory is measured."""
     kept_tensors: dict[str, Callable[[int], float]] = {
         "tensor_bytes": lambda step: 10_000 * (step // every),
-        "tensors": lambda step: 6 * (step // every),
+        "tensor_count": lambda step: 6 * (step // every),
     }
     kept_arrays: dict[str, Callable[[int], float]] = {
         "array_bytes": lambda step: 10_000 * (step // every)
@@ -147,7 +149,9 @@ def test_sizes_that_go_up_and_down_are_said_to_be_noise() -> None:
 
 def test_growth_with_evaluations_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The steady run does not grow. The eventful run keeps 5 batches of each evaluation."""
-    kept = notes({"tensor_bytes": lambda step: 5 * 640 * step, "tensors": lambda step: 5 * step})
+    kept = notes(
+        {"tensor_bytes": lambda step: 5 * 640 * step, "tensor_count": lambda step: 5 * step}
+    )
     bench: Any = None
     for measured_notes, passed in ((notes({}), True), (kept, False)):
         eventful = run_with(measured_notes)
@@ -229,11 +233,18 @@ def test_graph_of_a_loss_that_is_added_up_grows(updates: int) -> None:
 
 
 def test_growing_graph_is_named_first() -> None:
-    graph = GrowingGraph(step=65, variable="`total` of main in train.py", nodes=1200, more=1100)
-    tensors = GrowingTensors(
-        step=65, dtype="float32", shape=[], count=60, more=50, holder="no variable of the recipe"
+    graph = GrowingGraph(
+        step=65, variable="`total` of main in train.py", operation_count=1200, growth=1100
     )
-    growing = notes({"in_use": lambda step: 0.05 * MEBIBYTE * step})
+    tensors = GrowingTensors(
+        step=65,
+        dtype="float32",
+        shape=[],
+        tensor_count=60,
+        growth=50,
+        holder="no variable of the recipe",
+    )
+    growing = notes({"allocator_bytes": lambda step: 0.05 * MEBIBYTE * step})
     verdict = verdict_of(run_with([*growing, tensors, graph]))
     assert verdict.causes[0] == (
         "`total` of main in train.py holds a graph of gradients that grew by 1,100 to 1,200 "
@@ -275,15 +286,19 @@ def test_growing_container_is_named_if_memory_grows() -> None:
     sizes = {"history": (50, 8000), "names": (90, 60), "kept": (50, 72)}
     containers = [
         GrowingContainer(
-            step=65, variable=f"the list `{name}`", items=99, more=more, item_bytes=item_bytes
+            step=65,
+            variable=f"the list `{name}`",
+            item_count=99,
+            growth=more,
+            item_bytes=item_bytes,
         )
         for name, (more, item_bytes) in reversed(sizes.items())
     ]
     tensors = GrowingTensors(
-        step=65, dtype="float32", shape=[], count=60, more=50, holder="the list `kept`"
+        step=65, dtype="float32", shape=[], tensor_count=60, growth=50, holder="the list `kept`"
     )
     without_holder = tensors.model_copy(update={"holder": NO_HOLDER})
-    growing = notes({"in_use": lambda step: 0.05 * MEBIBYTE * step})
+    growing = notes({"allocator_bytes": lambda step: 0.05 * MEBIBYTE * step})
     causes = verdict_of(run_with([*growing, without_holder, tensors, *containers])).causes
     assert causes[1:3] == (
         "the list `history` grew by 50 to 99 items",

@@ -14,9 +14,9 @@ from common.tools.prove.checks.samples import (
 )
 from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import (
-    EvaluatedRows,
-    MissingRows,
-    UnusedRows,
+    EvaluatedSamples,
+    MissingSamples,
+    UnusedSamples,
 )
 from common.tools.prove.records.observed_run import ObservedRun
 from tests.unit.tools.prove.made_up_records import (
@@ -211,7 +211,7 @@ def test_evaluation_that_was_interrupted_is_left_out() -> None:
 
 
 def test_rows_that_the_model_does_not_get_are_named() -> None:
-    run = run_with([*training(), MissingRows(step=0, rows=3, samples=4)])
+    run = run_with([*training(), MissingSamples(step=0, received_count=3, sample_count=4)])
     assert (
         "the model gets only 3 of the 4 samples of a batch, first in update 1" in sentences(run)[0]
     )
@@ -219,23 +219,27 @@ def test_rows_that_the_model_does_not_get_are_named() -> None:
 
 def test_position_without_gradients_is_named() -> None:
     """A position of the batch that never has a gradient, unlike one that has none by chance."""
-    rows = [UnusedRows(step=step, samples=4, unused=[3, step]) for step in range(3)]
+    rows = [
+        UnusedSamples(step=step, sample_count=4, unused_positions=[3, step]) for step in range(3)
+    ]
     (sentence,) = sentences(run_with([*training(), *rows]))
     assert "does not depend on 1 of the 4 samples of a batch" in sentence
     assert sentence.endswith("(4)")
-    by_chance = [UnusedRows(step=step, samples=4, unused=[step]) for step in range(3)]
+    by_chance = [
+        UnusedSamples(step=step, sample_count=4, unused_positions=[step]) for step in range(3)
+    ]
     assert sentences(run_with([*training(), *by_chance])) == []
 
 
-def rows_of_evaluation(unseen: Sequence[int], samples: int = 5) -> EvaluatedRows:
-    return EvaluatedRows(
+def rows_of_evaluation(unseen: Sequence[int], samples: int = 5) -> EvaluatedSamples:
+    return EvaluatedSamples(
         step=2,
         phase="validation",
         split="validation",
-        samples=samples,
-        unseen=[*unseen],
-        batches=2,
-        calls=2,
+        sample_count=samples,
+        unseen_indices=[*unseen],
+        batch_count=2,
+        model_calls=2,
     )
 
 

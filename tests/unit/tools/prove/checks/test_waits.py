@@ -28,8 +28,8 @@ def wait_note(step: int, *, is_logged: bool = False) -> Wait:
         operation=".tolist()",
         caller_file=__file__,
         caller_line=1,
-        is_installed=False,
-        is_logged=is_logged,
+        is_in_installed_package=False,
+        is_update_logged=is_logged,
     )
 
 
@@ -55,7 +55,7 @@ def test_the_line_that_called_is_named_as_well() -> None:
 
 
 def test_a_wait_in_an_installed_package_is_reported() -> None:
-    note = wait_note(2).model_copy(update={"is_installed": True, "caller_line": 3})
+    note = wait_note(2).model_copy(update={"is_in_installed_package": True, "caller_line": 3})
     verdict = verdict_of(run_with([note]))
     assert verdict.passed is True
     assert "installed packages wait as well: test_waits.py, line 1" in verdict.compared
@@ -114,7 +114,7 @@ def test_a_helper_in_another_folder_is_seen(
     assert (wait.file, wait.line) == (str(helper), 2)
     assert wait.caller_file == __file__
     assert "notes_of(lambda values: total(values))" in linecache.getline(__file__, wait.caller_line)
-    assert wait.is_installed is is_installed
+    assert wait.is_in_installed_package is is_installed
 
 
 def plateau() -> torch.optim.lr_scheduler.ReduceLROnPlateau:
@@ -236,7 +236,7 @@ def test_code_after_the_record_belongs_to_the_recorded_update() -> None:
             values.sum().item()
     (wait,) = session.waits
     assert wait.step == 1  # the number of updates before the recorded one
-    assert wait.is_logged
+    assert wait.is_update_logged
 
 
 def test_synchronising_in_the_loop_is_a_wait(tmp_path: Path) -> None:

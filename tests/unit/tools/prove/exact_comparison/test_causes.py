@@ -21,23 +21,25 @@ from common.tools.prove.exact_comparison.record_differences import first_differe
 from common.tools.prove.records.observed_run import AnyObservedRecord, ObservedProcess
 from common.tools.prove.records.run_records import (
     OF_RECIPE,
-    Description,
     LoopPass,
     MicroBatch,
+    ValueDescription,
     ValueType,
 )
 from tests.launch import REPOSITORY
 from tests.unit.tools.prove.made_up_training import UPDATES, changed, launch, parts_at, run
 
-DESCRIBED = {
-    "ema": Description(type="stateful", text="Average with state_dict, local variable of main()"),
-    "ema.decay": Description(type="other", text="float, local variable of main()"),
-    "noise": Description(
+DESCRIPTIONS = {
+    "ema": ValueDescription(
+        type="stateful", text="Average with state_dict, local variable of main()"
+    ),
+    "ema.decay": ValueDescription(type="other", text="float, local variable of main()"),
+    "noise": ValueDescription(
         type="generator", text="random generator torch.Generator, local variable of main()"
     ),
-    "train.COUNT": Description(type="other", text="int, global variable of train.py"),
-    "began": Description(type="other", text="float, local variable of main()"),
-    "loss": Description(type="other", text="torch.Tensor, local variable of main()"),
+    "train.COUNT": ValueDescription(type="other", text="int, global variable of train.py"),
+    "began": ValueDescription(type="other", text="float, local variable of main()"),
+    "loss": ValueDescription(type="other", text="torch.Tensor, local variable of main()"),
 }
 
 
@@ -47,8 +49,10 @@ def with_state(source: ObservedProcess, states: dict[int, dict[str, str]]) -> Ob
     for record in source.records:
         if isinstance(record, MicroBatch):
             state = states[record.step]
-            described = {path: DESCRIBED[path] for path in state}
-            record = record.model_copy(update={"state": state, "described": described})
+            descriptions = {path: DESCRIPTIONS[path] for path in state}
+            record = record.model_copy(
+                update={"value_digests": state, "descriptions": descriptions}
+            )
         records.append(record)
     return replace(source, records=tuple(records))
 
@@ -97,7 +101,7 @@ def test_each_value_that_no_checkpoint_has_is_named(lost: set[str], first: int) 
 
 def test_page_shows_a_cause_as_it_is_printed() -> None:
     text = "network torch.AveragedModel, local variable of main()"
-    cause = cause_of_lost_value("average", Description(type="network", text=text))
+    cause = cause_of_lost_value("average", ValueDescription(type="network", text=text))
     page = (REPOSITORY / "docs" / "prove.md").read_text()
     assert f"    {cause.sentence}\n    to change: {cause.advice}\n" in page
 
@@ -156,13 +160,13 @@ def with_passes(source: ObservedProcess, carried: list[str], begins_anew: bool) 
         if isinstance(record, MicroBatch):
             first = record.step if first is None else first
             count = record.step - first if begins_anew else record.step
-            description = Description(type="target", text="int, loop variable of main()")
+            description = ValueDescription(type="target", text="int, loop variable of main()")
             ended_pass = LoopPass(
                 step=record.step,
                 micro_batch=0,
-                targets={"step": f"{count}"},
-                described={"step": description},
-                carried=carried,
+                target_digests={"step": f"{count}"},
+                descriptions={"step": description},
+                carried_variables=carried,
             )
             records.append(ended_pass)
     return replace(source, records=tuple(records))
@@ -189,8 +193,8 @@ def test_a_variable_that_the_loop_carries_is_named() -> None:
     [
         (1, {}, "step"),  # no record differs, but the results do
         (2, {"loss": 9.0}, "step"),
-        (1, {"generators": {"torch": "other", "numpy": "numpy"}}, "after"),
-        (1, {"parts": {"model": "other", "optimizer": "optimizer-3"}}, "the"),
+        (1, {"generator_digests": {"torch": "other", "numpy": "numpy"}}, "after"),
+        (1, {"part_digests": {"model": "other", "optimizer": "optimizer-3"}}, "the"),
     ],
 )
 def test_a_variable_of_the_for_statement_is_named_if_it_differs_first(
@@ -217,7 +221,7 @@ def test_a_variable_of_the_for_statement_that_a_resume_restores_is_not_named() -
 
 
 def test_several_items_of_a_container_are_one_cause() -> None:
-    description = Description(type="attribute", text="torch.Tensor, local variable of main()")
+    description = ValueDescription(type="attribute", text="torch.Tensor, local variable of main()")
     paths = ["optimizer.slow[Parameter 0]", "optimizer.slow[Parameter 1]", "means[0]", "count"]
     causes = causes_of_lost_values(dict.fromkeys(paths, description))
     beginnings = [cause.sentence.partition(" changes")[0] for cause in causes]
@@ -231,7 +235,9 @@ def test_several_items_of_a_container_are_one_cause() -> None:
 
 def test_networks_in_a_container_are_named_one_by_one() -> None:
     """A list of networks can't be passed to `run.keep`."""
-    description = Description(type="network", text="network torch.Linear, local variable of main()")
+    description = ValueDescription(
+        type="network", text="network torch.Linear, local variable of main()"
+    )
     causes = causes_of_lost_values(dict.fromkeys(["critics[0]", "critics[1]"], description))
     assert [cause.sentence.partition(" ")[0] for cause in causes] == ["critics[0]", "critics[1]"]
 
@@ -240,11 +246,11 @@ def test_networks_in_a_container_are_named_one_by_one() -> None:
     ("changes", "beginning"),
     [
         (
-            {"parts": {"model": "model-3", "optimizer": "other"}},
+            {"part_digests": {"model": "model-3", "optimizer": "other"}},
             "the part optimizer had a different state after it was restored",
         ),
         (
-            {"generators": {"torch": "torch-3", "numpy": "drawn"}},
+            {"generator_digests": {"torch": "torch-3", "numpy": "drawn"}},
             "after a resume, the random generator numpy had a different state before update 4",
         ),
     ],
@@ -264,9 +270,9 @@ def test_a_state_that_differs_right_after_a_resume_is_named(
 @pytest.mark.parametrize("first", [3, 4])
 def test_parts_that_a_resume_restored_wrongly_are_named(wrong: list[str], first: int) -> None:
     """Each part is compared with the save at the update of the resume; there is one after 3."""
-    before, _ = changed(launch(0, 0, 5), 0, parts=["model", "optimizer"])
+    before, _ = changed(launch(0, 0, 5), 0, kept_part_names=["model", "optimizer"])
     parts = parts_at(first) | dict.fromkeys(wrong, "other") | {"best evaluation": "other"}
-    after, _ = changed(launch(1, first), 1, parts=parts)
+    after, _ = changed(launch(1, first), 1, part_digests=parts)
     causes = causes_of_restored_parts(run(before, after))
     named = [cause.sentence.split()[2] for cause in causes]
     assert named == (wrong if first == 3 else [])
@@ -305,7 +311,7 @@ def test_a_generator_that_differs_between_two_runs_is_named_first() -> None:
 def test_advice_follows_the_type_of_a_value(value_type: ValueType, words: str) -> None:
     """The name of a function in the text does not matter, even if it sounds like another type."""
     text = "int, local variable of network_with_state_dict()"
-    cause = cause_of_lost_value("value", Description(type=value_type, text=text))
+    cause = cause_of_lost_value("value", ValueDescription(type=value_type, text=text))
     assert words in cause.advice
     assert text in cause.sentence
 
@@ -329,14 +335,14 @@ def test_advice_follows_the_type_of_a_value(value_type: ValueType, words: str) -
 )
 def test_settings_of_several_layers_are_one_cause(paths: list[str], names: list[str]) -> None:
     """A frozen network of many layers leaves room for other causes."""
-    description = Description(type="setting", text="setting, local variable of main()")
+    description = ValueDescription(type="setting", text="setting, local variable of main()")
     causes = causes_of_lost_values(dict.fromkeys(paths, description))
     assert [cause.sentence.partition(" ")[0] for cause in causes] == names
 
 
 def test_a_batch_whose_contents_differ_is_named() -> None:
     reference = run(launch(0))
-    other, _ = changed(launch(0), 3, batch="other")
+    other, _ = changed(launch(0), 3, batch_digest="other")
     (cause,) = causes_of_repeat(reference, run(other), first_difference(reference, run(other)))
     assert "the contents of a training batch before update 2" in cause.sentence
     assert "__getitem__" in cause.advice
@@ -349,6 +355,6 @@ def test_a_batch_whose_contents_differ_is_named() -> None:
 def test_advice_names_a_global_variable_as_the_recipe_does(variable: str, argument: str) -> None:
     """The recipe's own variables have no module in front of them, those of other modules have."""
     text = f"Average with state_dict, {variable}"
-    cause = cause_of_lost_value("train.ema", Description(type="stateful", text=text))
+    cause = cause_of_lost_value("train.ema", ValueDescription(type="stateful", text=text))
     assert cause.sentence.startswith("train.ema (Average")
     assert f"run.keep(..., {argument})" in cause.advice

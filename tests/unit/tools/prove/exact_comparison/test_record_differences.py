@@ -15,10 +15,10 @@ from tests.unit.tools.prove.made_up_training import UPDATES, changed, launch, ru
 
 REFERENCE = run(launch(0))
 OTHERS = {
-    "samples": [99],
-    "parts": {"model": "other", "optimizer": "other"},
-    "generators": {"torch": "other", "numpy": "numpy"},
-    "batch": "other",
+    "sample_indices": [99],
+    "part_digests": {"model": "other", "optimizer": "other"},
+    "generator_digests": {"torch": "other", "numpy": "numpy"},
+    "batch_digest": "other",
     "loss": 99.0,
     "metrics": {"accuracy": (99.0, 4)},
     "learning_rates": [99.0],
@@ -41,7 +41,7 @@ def test_repeated_updates_are_not_a_difference(starts: list[int]) -> None:
 
 @given(data=st.data())
 def test_any_change_is_found_at_its_record(data: st.DataObject) -> None:
-    """The difference has the launch, the record, the subject, and the names of what differs."""
+    """The difference has the launch, the record, the field, and the names of what differs."""
     first = data.draw(st.integers(0, UPDATES - 1))
     resumed = launch(1, first)
     positions = [
@@ -50,15 +50,15 @@ def test_any_change_is_found_at_its_record(data: st.DataObject) -> None:
         if type(record) in COMPARED_FIELDS
     ]
     position = data.draw(st.sampled_from(positions))
-    subject = data.draw(st.sampled_from(COMPARED_FIELDS[type(resumed.records[position])]))
-    other, record = changed(resumed, position, **{subject: OTHERS[subject]})
+    field = data.draw(st.sampled_from(COMPARED_FIELDS[type(resumed.records[position])]))
+    other, record = changed(resumed, position, **{field: OTHERS[field]})
     difference = first_difference(REFERENCE, run(launch(0, 0, first), other))
     assert difference is not None
-    assert (difference.launch, difference.rank, difference.subject) == (1, 0, subject)
+    assert (difference.launch, difference.rank, difference.field) == (1, 0, field)
     assert difference.step == record.step
-    expected = {"parts": ("model", "optimizer"), "generators": ("torch",)}
+    expected = {"part_digests": ("model", "optimizer"), "generator_digests": ("torch",)}
     assert difference.names == expected.get(
-        subject, ("accuracy",) if subject in ("metrics", "figures") else ()
+        field, ("accuracy",) if field in ("metrics", "figures") else ()
     )
 
 
@@ -69,7 +69,9 @@ def test_saves_before_and_after_an_evaluation_are_told_apart(first_step: int) ->
     def ending(launch_number: int, first: int, has_first_save: bool) -> ObservedProcess:
         start = launch(launch_number, first)
         before = saved(UPDATES)
-        after = before.model_copy(update={"parts": {**before.parts, "best evaluation": "new"}})
+        after = before.model_copy(
+            update={"part_digests": {**before.part_digests, "best evaluation": "new"}}
+        )
         evaluation = evaluated({"accuracy": 1.0}, UPDATES)
         # The made-up launch ends with an evaluation and a save of its own.
         others = [record for record in start.records if record.step < UPDATES]
@@ -94,9 +96,9 @@ def test_a_loss_that_is_not_finite_equals_itself(value: float) -> None:
 
 
 def test_the_earlier_of_two_differences_counts() -> None:
-    first, _ = changed(launch(0), 5, batch="other")
+    first, _ = changed(launch(0), 5, batch_digest="other")
     both, _ = changed(first, 2, loss=99.0)
     difference = first_difference(REFERENCE, run(both))
     assert difference is not None
-    assert difference.subject == "loss"
+    assert difference.field == "loss"
     assert difference.moment == "in update 1"

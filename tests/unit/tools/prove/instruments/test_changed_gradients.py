@@ -80,7 +80,12 @@ def test_a_change_between_micro_batches_is_written(
 )
 def test_change_in_words(after: float, file: str, words: str) -> None:
     change = GradientChange(
-        step=3, micro_batch=0, norm_before=2.0, norm_after=after, file=file, line=1
+        step=3,
+        micro_batch=0,
+        norm_before=2.0,
+        norm_after=after,
+        clipping_file=file,
+        clipping_line=1,
     )
     cause = cause_of_changed_gradients(run_with([change]))
     assert cause is not None

@@ -53,7 +53,7 @@ def modules_found(module: nn.Module, tmp_path: Path, **config: bool) -> list[str
         context=SimpleNamespace(parts=SimpleNamespace(shared={"model": model})),
         progress=progress,
     )
-    session = Session(folder=tmp_path, launch=0, rank=0, run=run, samples=[*range(SAMPLES)])
+    session = Session(folder=tmp_path, launch=0, rank=0, run=run, sample_indices=[*range(SAMPLES)])
     observer = MixingObserver(session)
     observer.around_start(lambda run: None, run)
     model(torch.randn(SAMPLES, FEATURES))
@@ -61,7 +61,7 @@ def modules_found(module: nn.Module, tmp_path: Path, **config: bool) -> list[str
     model(torch.randn(SAMPLES, FEATURES))  # later micro-batches are not watched
     path = tmp_path / "launch-0-rank-0.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line)["module"] for line in lines]
+    return [json.loads(line)["module_class"] for line in lines]
 
 
 @pytest.mark.parametrize(

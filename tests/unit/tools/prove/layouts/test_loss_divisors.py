@@ -16,8 +16,8 @@ from common.tools.prove.layouts.loss_divisors import cause_of_divisor
 from common.tools.prove.layouts.pairs import RunPair
 from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import (
-    DivisorKind,
-    RowGradients,
+    DivisorType,
+    SampleGradients,
     TrainingLoss,
 )
 from common.tools.prove.records.observed_run import ObservedRun
@@ -33,7 +33,7 @@ def run_of(
     layout: UpdateLayout,
     gradients: Sequence[Sequence[float] | None],
     divisors: Sequence[float] = (),
-    divided_by: DivisorKind = "labels",
+    divisor_type: DivisorType = "labels",
     step: int = 0,
 ) -> ObservedRun:
     """Return a run of one update, with the gradients and the divisor of each micro-batch."""
@@ -46,28 +46,28 @@ def run_of(
                 TrainingLoss(
                     step=step,
                     function="cross_entropy",
-                    value=1.0,
+                    loss=1.0,
                     micro_batch=number,
-                    divided_by=divided_by,
+                    divisor_type=divisor_type,
                     divisor=divisors[number],
                 )
             )
         if norms is not None:
-            records.append(RowGradients(step=step, micro_batch=number, norms=[*norms]))
+            records.append(SampleGradients(step=step, micro_batch=number, gradient_norms=[*norms]))
     return run_with(records)
 
 
 def pair_of(
     shares: Sequence[float | None],
     divisors: Sequence[float] = (),
-    divided_by: DivisorKind = "labels",
+    divisor_type: DivisorType = "labels",
 ) -> RunPair:
     """Return a pair whose micro-batches count `shares` times as much as in one batch."""
     halves: list[list[float] | None] = []
     for number, share in enumerate(shares):
         half = GRADIENTS[2 * number : 2 * number + 2]
         halves.append(None if share is None else [share * norm for norm in half])
-    variant = run_of(DIVIDED, halves, divisors, divided_by)
+    variant = run_of(DIVIDED, halves, divisors, divisor_type)
     return RunPair(run_of(WHOLE, [GRADIENTS]), variant, WHOLE, DIVIDED)
 
 
@@ -150,7 +150,7 @@ def test_divisor_of_a_loss(
     expected: tuple[str, float] | None,
 ) -> None:
     divisor = divisor_of(function, target, options)
-    assert (divisor and (divisor.divided_by, divisor.value)) == expected
+    assert (divisor and (divisor.divisor_type, divisor.value)) == expected
 
 
 def test_options_passed_by_position_are_known() -> None:
@@ -168,4 +168,4 @@ def test_options_passed_by_position_are_known() -> None:
     session: Any = Notes()
     logits = torch.zeros(4, 3, requires_grad=True)
     LossObserver(session).around_loss(F.cross_entropy, logits, LABELS, WEIGHT)
-    assert [(loss.divided_by, loss.divisor) for loss in written] == [("weights", 7.0)]
+    assert [(loss.divisor_type, loss.divisor) for loss in written] == [("weights", 7.0)]

@@ -124,11 +124,11 @@ def test_a_pass_has_the_targets_without_the_batch(tmp_path: Path) -> None:
     first, second = passes(tmp_path, "for step, batch in enumerate(batches)", "print(step)")
     assert first is not None
     assert second is not None
-    assert first.targets.keys() == second.targets.keys() == {"step"}
-    assert first.targets != second.targets
-    assert first.described["step"].text == "int, loop variable of main()"
-    assert first.described["step"].type == "target"
-    assert first.carried == []
+    assert first.target_digests.keys() == second.target_digests.keys() == {"step"}
+    assert first.target_digests != second.target_digests
+    assert first.descriptions["step"].text == "int, loop variable of main()"
+    assert first.descriptions["step"].type == "target"
+    assert first.carried_variables == []
 
 
 def test_a_pass_of_a_usual_loop_has_no_record(tmp_path: Path) -> None:
@@ -138,5 +138,5 @@ def test_a_pass_of_a_usual_loop_has_no_record(tmp_path: Path) -> None:
 def test_a_pass_has_the_carried_variables(tmp_path: Path) -> None:
     first, _ = passes(tmp_path, "for batch in batches", BODIES["fallback"][0].replace("0.9 *", ""))
     assert first is not None
-    assert first.carried == ["mean"]
-    assert first.targets == {}
+    assert first.carried_variables == ["mean"]
+    assert first.target_digests == {}

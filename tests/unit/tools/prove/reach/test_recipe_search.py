@@ -288,9 +288,9 @@ def test_a_change_shows(case: str) -> None:
 def test_a_plain_variable_shows() -> None:
     assert look(count=1).digests["count"] != look(count=2).digests["count"]
     reached = look(count=1, search_class=RecipeSearch)
-    assert "local variable of loop()" in reached.described["count"].text
+    assert "local variable of loop()" in reached.descriptions["count"].text
     assert "global variable of tests.unit.tools.prove.reach.test_recipe_search.py" in {
-        description.text.rpartition(", ")[2] for description in reached.described.values()
+        description.text.rpartition(", ")[2] for description in reached.descriptions.values()
     }
 
 
@@ -311,7 +311,7 @@ TYPES = {
 @pytest.mark.parametrize("case", TYPES)
 def test_the_type_of_a_value_is_stated(case: str) -> None:
     value, _, path = CASES[case]
-    assert look(value=value).described[path].type == TYPES[case]
+    assert look(value=value).descriptions[path].type == TYPES[case]
 
 
 def test_a_text_and_an_open_file_have_types_of_their_own(tmp_path: Path) -> None:
@@ -319,8 +319,8 @@ def test_a_text_and_an_open_file_have_types_of_their_own(tmp_path: Path) -> None
     path.write_text("line\n")
     with path.open() as file:
         reached = look(name="a text", file=file)
-    assert reached.described["name"].type == "text"
-    assert reached.described["file"].type == "file"
+    assert reached.descriptions["name"].type == "text"
+    assert reached.descriptions["file"].type == "file"
 
 
 @pytest.mark.parametrize("reads_by_line", [False, True])
@@ -357,17 +357,17 @@ def test_wrappers_of_accelerate_are_looked_into() -> None:
     reached = look(kept, optimizer=optimizer, scheduler=scheduler)
     assert {"optimizer", "optimizer.optimizer", "scheduler"}.isdisjoint(reached.digests)
     for path in ("optimizer.optimizer.count", "scheduler.scheduler.calls"):
-        assert reached.described[path].type == "attribute"
+        assert reached.descriptions[path].type == "attribute"
 
 
 def test_an_attribute_of_a_kept_object_has_a_type_of_its_own() -> None:
     """Its advice is about state_dict. A random generator needs the same advice everywhere."""
     average = Average()
     average.noise = torch.Generator()
-    described = look({"ema": average}, ema=average).described
+    described = look({"ema": average}, ema=average).descriptions
     assert described["ema.updates"].type == "attribute"
     assert described["ema.noise"].type == "generator"
-    assert look(ema=average).described["ema.updates"].type == "other"
+    assert look(ema=average).descriptions["ema.updates"].type == "other"
 
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.AdamW, torch.optim.LBFGS])

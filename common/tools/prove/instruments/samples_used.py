@@ -4,9 +4,11 @@ If the loss depends on a sample, the model's output for the sample has a gradien
 zero by chance, because a loss can be flat there. So the check takes a position of the batch as
 unused only if its gradient is zero in all batches.
 
-It writes `UnusedRows` for each recorded micro-batch, and `MissingRows` if all calls of the model
-together get fewer samples than the batch has. It also writes `RowGradients`, which tell how much
-each sample counts in the loss.
+For each recorded micro-batch, it writes `UnusedSamples`, and also `SampleGradients`, which tell how
+much each sample counts in the loss. It writes `MissingSamples` if all calls of the model together
+get fewer samples than the batch has.
+
+A row of a tensor is an entry of its first dimension. Usually it belongs to one sample.
 """
 
 from collections.abc import Callable
@@ -19,34 +21,38 @@ from common.data.loader import Loader
 from common.data.samples import BatchesWithWork
 from common.run import Run
 from common.tools.prove.observation.session import Session
-from common.tools.prove.records.instrument_records import MissingRows, RowGradients, UnusedRows
+from common.tools.prove.records.instrument_records import (
+    MissingSamples,
+    SampleGradients,
+    UnusedSamples,
+)
 
 
 def install(session: Session) -> None:
     """Install the instrument. The probe calls this before the recipe runs."""
-    observer = RowObserver(session)
+    observer = SampleObserver(session)
     session.wrap(Loader, "epoch", observer.around_epoch)
     session.wrap(Run, "start", observer.around_start)
     session.wrap(Run, "record", observer.around_record)
 
 
-class RowObserver:
-    """Watches the rows of the model's inputs and outputs."""
+class SampleObserver:
+    """Watches the samples in the model's inputs and outputs."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.batch_tensors: list[torch.Tensor] = []  # the tensors of the current batch
         self.sample_count = 0  # the number of samples in the current batch
         # How many of them the model got so far. None: no input had rows like those of the batch.
-        self.rows_in_model: int | None = None
-        # The squared norm of the gradient of each row of the output: float64 [sample_count], on the
-        # host. None: no gradient was seen yet.
-        self.row_squares: torch.Tensor | None = None
-        # Whether each of these gradients is not zero: bool [sample_count], on the host. (The square
-        # of a tiny value is zero.)
-        self.used_rows: torch.Tensor | None = None
+        self.received_count: int | None = None
+        # The squared L2 norm of the gradient of each sample's output: float64 [sample_count], on
+        # the host. None: no gradient was seen yet.
+        self.squared_norms: torch.Tensor | None = None
+        # Whether each of these gradients is not zero: bool [sample_count], on the host. The squared
+        # norm does not tell this, because the square of a tiny value is zero.
+        self.is_used: torch.Tensor | None = None
 
-    def __deepcopy__(self, memo: object) -> "RowObserver":
+    def __deepcopy__(self, memo: object) -> "SampleObserver":
         """Return the same object. A recipe may copy its model, which has this object's hooks."""
         return self
 
@@ -74,9 +80,9 @@ class RowObserver:
                 if isinstance(leaf, torch.Tensor) and leaf.ndim
             ]
             self.sample_count = work.samples
-            self.rows_in_model = None
-            self.row_squares = None
-            self.used_rows = None
+            self.received_count = None
+            self.squared_norms = None
+            self.is_used = None
             yield batch, work
         self.batch_tensors = []
 
@@ -85,7 +91,7 @@ class RowObserver:
         return bool(self.batch_tensors) and torch.is_grad_enabled()
 
     def before_forward(self, module: nn.Module, inputs: object, named: object) -> None:
-        """Count the rows that the model gets, in the first input with rows like the batch's.
+        """Count the samples that the model gets, in the first input with rows like the batch's.
 
         A recipe may call the model on one part of a batch after another.
         """
@@ -95,7 +101,7 @@ class RowObserver:
             if not isinstance(tensor, torch.Tensor) or not tensor.ndim or not len(tensor):
                 continue
             if self.has_rows_like_batch(tensor):
-                self.rows_in_model = (self.rows_in_model or 0) + len(tensor)
+                self.received_count = (self.received_count or 0) + len(tensor)
                 return
 
     def has_rows_like_batch(self, tensor: torch.Tensor) -> bool:
@@ -126,7 +132,7 @@ class RowObserver:
                 return
 
     def note_gradient(self, gradient: torch.Tensor) -> None:
-        """Remember the norm of each row's gradient, and which rows have one that is not zero.
+        """Add up each sample's squared norm, and note the samples whose gradient is not zero.
 
         Torch calls this once for each forward pass of the model, which may be several for a batch.
 
@@ -135,12 +141,12 @@ class RowObserver:
         """
         rows = gradient.reshape(len(gradient), -1)
         is_used = (rows != 0).any(1).cpu()
-        squares = rows.cpu().double().square().sum(1)
-        if self.used_rows is not None and self.row_squares is not None:
-            is_used |= self.used_rows
-            squares += self.row_squares
-        self.used_rows = is_used
-        self.row_squares = squares
+        squared_norms = rows.cpu().double().square().sum(1)
+        if self.is_used is not None and self.squared_norms is not None:
+            is_used |= self.is_used
+            squared_norms += self.squared_norms
+        self.is_used = is_used
+        self.squared_norms = squared_norms
 
     def around_record(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
@@ -149,23 +155,23 @@ class RowObserver:
 
         A recipe calls `run.record` after the backward pass, so all gradients are known.
         """
-        if self.rows_in_model is not None and self.rows_in_model < self.sample_count:
+        step = self.session.step
+        count = self.sample_count
+        if self.received_count is not None and self.received_count < count:
             self.session.write(
-                MissingRows(
-                    step=self.session.step, rows=self.rows_in_model, samples=self.sample_count
-                )
+                MissingSamples(step=step, received_count=self.received_count, sample_count=count)
             )
-        if self.used_rows is not None:
-            unused = (~self.used_rows).nonzero().flatten().tolist()
+        if self.is_used is not None:
+            unused = (~self.is_used).nonzero().flatten().tolist()
             self.session.write(
-                UnusedRows(step=self.session.step, samples=self.sample_count, unused=unused)
+                UnusedSamples(step=step, sample_count=count, unused_positions=unused)
             )
-        if self.row_squares is not None:
+        if self.squared_norms is not None:
             self.session.write(
-                RowGradients(
-                    step=self.session.step,
+                SampleGradients(
+                    step=step,
                     micro_batch=self.session.micro_batch,
-                    norms=self.row_squares.sqrt().tolist(),
+                    gradient_norms=self.squared_norms.sqrt().tolist(),
                 )
             )
         original(run, *positional, **named)

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from common.tools.prove.instruments.evaluated_rows import (
-    EvaluatedRowsObserver,
+from common.tools.prove.instruments.evaluated_samples import (
+    EvaluatedSamplesObserver,
     digest_of,
     largest_tensor,
     sample_digests,
 )
 from common.tools.prove.observation.session import Session
-from common.tools.prove.records.instrument_records import EvaluatedRows
+from common.tools.prove.records.instrument_records import EvaluatedSamples
 
 Body = Callable[[nn.Module, torch.Tensor], object]
 
@@ -30,7 +30,7 @@ class RecordingSession(Session):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder=folder, launch=0, rank=0)
-        self.written: list[EvaluatedRows] = []
+        self.written: list[EvaluatedSamples] = []
 
     def write(self, record: Any) -> None:
         self.written.append(record)
@@ -44,14 +44,14 @@ def evaluating(run: Any, model: nn.Module) -> Iterator[nn.Module]:
     yield model
 
 
-def evaluate(folder: Path, sizes: Sequence[int], body: Body) -> EvaluatedRows:
+def evaluate(folder: Path, sizes: Sequence[int], body: Body) -> EvaluatedSamples:
     """Return the record of an evaluation of batches with these sizes.
 
     Args:
         body: gets the model and the images of a batch, [samples, 3].
     """
     session = RecordingSession(folder)
-    observer = EvaluatedRowsObserver(session)
+    observer = EvaluatedSamplesObserver(session)
     model = nn.Linear(3, 1)
     first = 0
     with observer.around_evaluating(evaluating, None, model) as bare_model:  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def evaluate(folder: Path, sizes: Sequence[int], body: Body) -> EvaluatedRows:
             body(bare_model, batch["images"])
             first += size
     (record,) = session.written
-    assert record.samples == sum(sizes)
+    assert record.sample_count == sum(sizes)
     assert not model._forward_pre_hooks
     return record
 
@@ -94,7 +94,7 @@ def test_batches_that_do_not_reach_the_model_are_written(tmp_path: Path, seed: i
     record = evaluate(tmp_path, sizes, body)
     has_later_call = count - sizes[-1] > 0  # the first batch has a call before the second
     assert has_later_call
-    assert record.unseen == left_out
+    assert record.unseen_indices == left_out
 
 
 CORRECT: dict[str, Body] = {
@@ -109,12 +109,12 @@ CORRECT: dict[str, Body] = {
 
 @pytest.mark.parametrize("body", CORRECT.values(), ids=CORRECT)
 def test_correct_evaluations_are_not_blamed(tmp_path: Path, body: Body) -> None:
-    assert evaluate(tmp_path, [8, 8, 3], body).unseen == []
+    assert evaluate(tmp_path, [8, 8, 3], body).unseen_indices == []
 
 
 def test_evaluations_may_be_nested(tmp_path: Path) -> None:
     session = RecordingSession(tmp_path)
-    observer = EvaluatedRowsObserver(session)
+    observer = EvaluatedSamplesObserver(session)
     model = nn.Linear(3, 1)
     with observer.around_evaluating(evaluating, None, model):  # type: ignore[arg-type]
         outer = observer.evaluation
@@ -132,7 +132,7 @@ def test_samples_with_changed_values_count_as_passed(tmp_path: Path, seed: int) 
         for part in images.clamp(-0.7, 0.7).chunk(chance.randint(1, 3)):
             model(part)
 
-    assert evaluate(tmp_path, [4, 4, 3], body).unseen == []
+    assert evaluate(tmp_path, [4, 4, 3], body).unseen_indices == []
 
 
 def test_a_skipped_batch_is_written_beside_several_views_of_others(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_skipped_batch_is_written_beside_several_views_of_others(tmp_path: Pat
             model(images)
             model(images.flip(1))
 
-    assert evaluate(tmp_path, [4, 4, 3], body).unseen == [8, 9, 10]
+    assert evaluate(tmp_path, [4, 4, 3], body).unseen_indices == [8, 9, 10]
 
 
 def test_batches_that_are_collected_first_are_not_judged(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_batches_that_are_collected_first_are_not_judged(tmp_path: Path) -> None
         if len(collected) == 3:
             model(torch.cat(collected[:2]).clamp(-0.7, 0.7))
 
-    assert evaluate(tmp_path, [4, 4, 3], body).unseen == []
+    assert evaluate(tmp_path, [4, 4, 3], body).unseen_indices == []
 
 
 def test_packed_samples_are_known_by_the_whole_tensor() -> None:

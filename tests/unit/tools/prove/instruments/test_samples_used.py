@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from common.tools.prove.instruments.rows_used import RowObserver
+from common.tools.prove.instruments.samples_used import SampleObserver
 from common.tools.prove.observation.session import Session
 
 
@@ -20,7 +20,7 @@ def test_an_observed_model_can_be_copied(tmp_path: Path) -> None:
         session = Session(folder=tmp_path, launch=0, rank=0, file=file)  # type: ignore[arg-type]
         model = nn.Linear(2, 1)
         run: Any = SimpleNamespace(kept=SimpleNamespace(bare_model=model))
-        RowObserver(session).around_start(lambda run: None, run)
+        SampleObserver(session).around_start(lambda run: None, run)
         duplicate = copy.deepcopy(model)
         rows = torch.ones(3, 2)
         assert torch.equal(duplicate(rows), model(rows))

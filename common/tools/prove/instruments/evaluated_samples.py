@@ -4,7 +4,7 @@ A loader gives a sample to the evaluation, but the evaluation may still leave it
 it may skip the last, smaller batch. So the instrument notes after which batches the model is
 called, and compares the values that the loader gives with those that the model gets.
 
-It writes an `EvaluatedRows` for each split that an evaluation reads in `run.evaluating`.
+It writes an `EvaluatedSamples` for each split that an evaluation reads in `run.evaluating`.
 """
 
 from collections import Counter
@@ -22,12 +22,12 @@ from common.run import Run
 from common.storage.value_digests import digest_of_state
 from common.tools.prove.observation.session import Session
 from common.tools.prove.records.base import Phase
-from common.tools.prove.records.instrument_records import EvaluatedRows
+from common.tools.prove.records.instrument_records import EvaluatedSamples
 
 
 def install(session: Session) -> None:
     """Install the instrument. The probe calls this before the recipe runs."""
-    observer = EvaluatedRowsObserver(session)
+    observer = EvaluatedSamplesObserver(session)
     session.wrap(Run, "evaluating", observer.around_evaluating)
     session.wrap(Loader, "evaluation_batches", observer.around_evaluation_batches)
 
@@ -77,14 +77,14 @@ class WatchedEvaluation:
         ]
 
 
-class EvaluatedRowsObserver:
+class EvaluatedSamplesObserver:
     """Watches the loaders and the model of each evaluation."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.evaluation: WatchedEvaluation | None = None  # None outside of an evaluation
 
-    def __deepcopy__(self, memo: object) -> "EvaluatedRowsObserver":
+    def __deepcopy__(self, memo: object) -> "EvaluatedSamplesObserver":
         """Return the same object. A recipe may copy its model, which has this object's hook."""
         return self
 
@@ -156,21 +156,21 @@ class EvaluatedRowsObserver:
                 evaluation.model_inputs.update(digest_of(row) for row in tensor)
 
     def write_records(self, evaluation: WatchedEvaluation) -> None:
-        """Write an `EvaluatedRows` for each split that an evaluation has read."""
+        """Write an `EvaluatedSamples` for each split that an evaluation has read."""
         sizes: Counter[str] = Counter()
         for batch in evaluation.batches:
             sizes[batch.split] += len(batch.digests)
         for split, samples in sizes.items():
             assert evaluation.phase is not None  # `note_batch` has set it
             self.session.write(
-                EvaluatedRows(
+                EvaluatedSamples(
                     step=self.session.step,
                     phase=evaluation.phase,
                     split=split,
-                    samples=samples,
-                    unseen=evaluation.unseen_samples(split),
-                    batches=len(evaluation.batches),
-                    calls=evaluation.calls,
+                    sample_count=samples,
+                    unseen_indices=evaluation.unseen_samples(split),
+                    batch_count=len(evaluation.batches),
+                    model_calls=evaluation.calls,
                 )
             )
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 
 
-class AllocatorFigures(ctypes.Structure):
+class AllocatorStatistics(ctypes.Structure):
     """The figures that glibc's `mallinfo2` returns."""
 
     _fields_ = [
@@ -26,13 +26,13 @@ class AllocatorFigures(ctypes.Structure):
 
 
 @cache
-def allocator_function() -> Callable[[], AllocatorFigures] | None:
+def allocator_function() -> Callable[[], AllocatorStatistics] | None:
     """Return `mallinfo2` of the C library; None if the library lacks it."""
     try:
         function = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError, TypeError):
         return None
-    function.restype = AllocatorFigures
+    function.restype = AllocatorStatistics
     return function
 
 
