@@ -12,7 +12,7 @@ from types import FrameType
 import torch
 from torch.autograd.graph import Node
 
-from common.tools.prove.instruments.holders import recipe_variables
+from common.tools.prove.instruments.recipe_variables import recipe_variables
 
 # Graphs are followed up to this size, because one that keeps growing might take long.
 MAX_NODES = 200_000

@@ -1,33 +1,21 @@
 """Finds the variable of a recipe that holds tensors, directly or in containers."""
 
 import gc
-import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import NamedTuple
+from types import FrameType
 
-import numpy as np
-import torch
-from torch.utils import _pytree as tree
-
+from common.tools.prove.instruments.recipe_variables import (
+    CONTAINERS,
+    is_within,
+    recipe_containers,
+)
 from common.tools.prove.reach.own_code import callers
 
-Container = list[object] | dict[object, object] | set[object] | tuple[object, ...] | deque[object]
-CONTAINERS = (list, dict, set, tuple, deque)
 NO_HOLDER = "no variable of the recipe: perhaps a graph of gradients, or a library"
 MAX_EXAMPLES = 8  # the most objects whose holders are looked for
 MAX_DEPTH = 4  # the most nested containers
-# A container with more items is data that the recipe reads, and takes too long to search.
-MAX_SEARCHED_ITEMS = 10_000
-
-
-class ContainerSize(NamedTuple):
-    """The number of items of a container, and the size of its first item."""
-
-    item_count: int
-    item_bytes: int  # without what the item refers to; an array of NumPy includes its values
 
 
 def holder_in_words(objects: Sequence[object], frame: FrameType, folder: Path) -> str:
@@ -97,129 +85,3 @@ def container_ids(frame: FrameType, folder: Path) -> Iterator[int]:
             for value in [*caller.f_locals.values()]:
                 if isinstance(value, CONTAINERS):
                     yield id(value)
-
-
-def recipe_containers(frame: FrameType, folder: Path) -> Iterator[tuple[Container, str]]:
-    """Yield the containers that a variable of the recipe holds, itself or as an attribute.
-
-    Containers within other containers are left out.
-
-    Args:
-        frame: the innermost running function.
-        folder: the recipe's folder.
-
-    Yields:
-        A container, and its name in words.
-    """
-    for name, value in recipe_variables(frame, folder):
-        if isinstance(value, CONTAINERS):
-            yield value, f"the {type(value).__name__} {name}"
-
-
-def container_sizes(frame: FrameType, folder: Path) -> dict[str, ContainerSize]:
-    """Return the size of each container of the recipe, by its name in words.
-
-    Args:
-        frame: the innermost running function.
-        folder: the recipe's folder.
-    """
-    sizes = {}
-    for container, name in recipe_containers(frame, folder):
-        values = container.values() if isinstance(container, dict) else container
-        item = next(iter(values), None)
-        sizes[name] = ContainerSize(item_count=len(container), item_bytes=sys.getsizeof(item))
-    return sizes
-
-
-def recipe_variables(frame: FrameType, folder: Path) -> Iterator[tuple[str, object]]:
-    """Yield the variables of the recipe, and the attributes of the objects in them.
-
-    The variables are the locals of the recipe's functions that are running, and the globals of its
-    modules.
-
-    Args:
-        frame: the innermost running function.
-        folder: the recipe's folder.
-
-    Yields:
-        A name in words, such as "`model.scale` of main in train.py", and a value.
-    """
-    for caller in callers(frame):
-        if is_within(caller, folder):
-            code = caller.f_code
-            place = f" of {code.co_name} in {Path(code.co_filename).name}"
-            if code.co_name == "<module>":
-                place = f" in {Path(code.co_filename).name}"
-            for name, value in [*caller.f_locals.items()]:
-                yield from variable_with_attributes(name, value, place)
-    for module in [*sys.modules.values()]:
-        source = getattr(module, "__file__", None)
-        if isinstance(source, str) and Path(source).resolve().parent == folder:
-            for name, value in [*vars(module).items()]:
-                yield from variable_with_attributes(name, value, f" in {Path(source).name}")
-
-
-def tensors_in_bounded_deques(frame: FrameType, folder: Path) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a recipe keeps in a `deque` with a `maxlen`, also within tuples.
-
-    Their number is bounded, so the check of memory does not count them.
-
-    Args:
-        frame: the innermost running function.
-        folder: the recipe's folder.
-    """
-    for container, _ in recipe_containers(frame, folder):
-        if is_bounded(container):
-            for leaf in tree.tree_leaves([*container]):
-                if isinstance(leaf, torch.Tensor):
-                    yield leaf
-
-
-def is_bounded(container: Container) -> bool:
-    """Whether the number of a container's items has a limit."""
-    return isinstance(container, deque) and container.maxlen is not None
-
-
-def bytes_of_arrays(frame: FrameType, folder: Path) -> int:
-    """Return the bytes of the NumPy arrays that the recipe keeps in containers, also nested ones.
-
-    Python can list all live tensors, but not all live arrays. The arrays in a `deque` with a
-    `maxlen` are left out, because their number is bounded.
-
-    Args:
-        frame: the innermost running function.
-        folder: the recipe's folder.
-    """
-    sizes = {}
-    for container, _ in recipe_containers(frame, folder):
-        if len(container) > MAX_SEARCHED_ITEMS or is_bounded(container):
-            continue
-        for leaf in tree.tree_leaves(container):
-            if isinstance(leaf, np.ndarray):
-                owner = owner_of_values(leaf)
-                sizes[id(owner)] = sys.getsizeof(owner)
-    return sum(sizes.values())
-
-
-def owner_of_values(array: np.ndarray) -> np.ndarray:
-    """Return the array whose values a view shows; an array that is no view is returned itself."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
-
-
-def is_within(frame: FrameType, folder: Path) -> bool:
-    """Whether the code of a frame is in a file of the recipe's folder."""
-    return Path(frame.f_code.co_filename).resolve().parent == folder
-
-
-def variable_with_attributes(name: str, value: object, place: str) -> Iterator[tuple[str, object]]:
-    """Yield a variable, and the attributes of the object in it, by their names in words.
-
-    Args:
-        place: the end of each name, which says where the variable is.
-    """
-    yield f"`{name}`{place}", value
-    if hasattr(value, "__dict__") and not isinstance(value, (*CONTAINERS, ModuleType, type)):
-        for attribute, content in [*vars(value).items()]:
-            yield f"`{name}.{attribute}`{place}", content

@@ -26,11 +26,11 @@ from common.run import Run
 from common.system.devices import allocated_bytes
 from common.tools.prove.instruments.allocator_statistics import bytes_in_use
 from common.tools.prove.instruments.graphs import graph_sizes
-from common.tools.prove.instruments.holders import (
+from common.tools.prove.instruments.holders import holder_in_words
+from common.tools.prove.instruments.recipe_containers import (
     ContainerSize,
     bytes_of_arrays,
     container_sizes,
-    holder_in_words,
     tensors_in_bounded_deques,
 )
 from common.tools.prove.observation.session import Session

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common.storage.value_digests import digest_of_state
 from common.tools.prove.reach.own_code import callers, is_own_frame
-from common.tools.prove.reach.value_search import class_name
+from common.tools.prove.reach.single_values import class_name
 from common.tools.prove.records.run_records import LoopPass, ValueDescription
 
 Loop = ast.For | ast.While

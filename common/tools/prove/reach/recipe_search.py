@@ -16,7 +16,8 @@ from accelerate.scheduler import AcceleratedScheduler
 from torch import nn
 
 from common.tools.prove.reach.own_code import callers, is_own_frame, is_own_module
-from common.tools.prove.reach.value_search import Place, ReachableValues, ValueSearch
+from common.tools.prove.reach.reachable_values import Place, ReachableValues
+from common.tools.prove.reach.value_search import ValueSearch
 from common.tools.prove.records.run_records import OF_RECIPE
 
 

@@ -5,25 +5,20 @@ repetitions.
 """
 
 import io
-import random
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import nn
 
 from common.checkpoints.part_states import Stateful
-from common.config import TrainingConfig
 from common.data.dataset import Data
 from common.data.samples import Samples
-from common.storage.value_digests import PLAIN_TYPES, digest_of_state
 from common.tools.prove.reach.network_values import (
     attributes_beside_state,
     attributes_of_optimizer,
@@ -40,78 +35,27 @@ from common.tools.prove.reach.positions import (
     position_of_file,
     position_of_iterator,
 )
-from common.tools.prove.records.run_records import ValueDescription, ValueType
+from common.tools.prove.reach.reachable_values import Place, ReachableValues
+from common.tools.prove.reach.single_values import (
+    can_hold_no_state,
+    class_name,
+    is_plain,
+    key_in_path,
+    sample_of,
+    state_of_random_generator,
+)
+from common.tools.prove.records.run_records import ValueType
 
 MAX_VALUES = 20_000  # the most values that a search visits
 MAX_ITEMS = 2_000  # the most items of a container whose items are visited one by one
 MAX_DEPTH = 12  # the most steps from a variable to a value
-MAX_BYTES = 2**24  # the largest array that is read whole; of a larger one, a sample is read
-SAMPLED_ELEMENTS = 2**16  # about how many elements of a larger array are read
 ARRAYS = (torch.Tensor, np.ndarray)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque, types.MappingProxyType)
 FUNCTIONS = (types.FunctionType, types.MethodType, partial)
 
-
-@dataclass(frozen=True)
-class Place:
-    """The place of a value: the variable where the search began, and the way from there."""
-
-    path: str  # such as ``ema.decay``
-    variable_text: str  # the variable in words, such as "local variable of main()"
-    depth: int = 0  # the number of steps from the variable to the value
-
-    def attribute(self, name: str) -> "Place":
-        """Return the place of an attribute; variables of a function count as its attributes."""
-        return Place(f"{self.path}.{name}", self.variable_text, self.depth + 1)
-
-    def item(self, key: str) -> "Place":
-        """Return the place of an item of a container.
-
-        Args:
-            key: the text of its key in the path.
-        """
-        return Place(f"{self.path}[{key}]", self.variable_text, self.depth + 1)
-
-    def hook(self, path: str) -> "Place":
-        """Return the place of a hook, which has this path."""
-        return Place(path, f"in a hook, {self.variable_text}", self.depth + 1)
-
-
 # A method of `ValueSearch`, which gets the place and the value. Each method takes values of its own
 # types, and `visitor_of` chooses the method by the type.
 Visitor = Callable[[Place, Any], None]
-
-
-@dataclass
-class ReachableValues:
-    """The values that a search has found, by path."""
-
-    digests: dict[str, str] = field(default_factory=dict)
-    descriptions: dict[str, ValueDescription] = field(default_factory=dict)
-
-    def add(self, place: Place, value_type: ValueType, words: str, value: object) -> None:
-        """Add a value under its path, unless the path is taken.
-
-        Args:
-            words: the value in words, such as its class. The description's text begins with them.
-            value: the value of which the digest is taken. It may be only a part of the value at the
-                place, such as its state.
-        """
-        path = place.path
-        if path not in self.digests:
-            self.digests[path] = digest_of_state(value)
-            text = f"{words}, {place.variable_text}"
-            self.descriptions[path] = ValueDescription(type=value_type, text=text)
-
-    def mark_attributes(self, known_paths: Collection[str]) -> None:
-        """Note that all new values belong to a kept object, whose state_dict lacks them.
-
-        Args:
-            known_paths: the paths of the other values. Values of special types keep their types.
-        """
-        for path, description in self.descriptions.items():
-            if path not in known_paths and description.type == "other":
-                self.descriptions[path] = ValueDescription(type="attribute", text=description.text)
 
 
 @dataclass
@@ -329,67 +273,3 @@ class ValueSearch:
                 if hasattr(value, name):
                     attributes.setdefault(name, getattr(value, name))
         self.visit_all(place, attributes)
-
-
-def is_plain(value: object) -> bool:
-    """Whether a value contains no other values."""
-    return isinstance(value, PLAIN_TYPES)
-
-
-def key_in_path(key: object, number: int) -> str:
-    """Return the text for a key of a container in a path.
-
-    The text of an object, such as a parameter, has its values or its address, which differ between
-    two runs. Such a key is named by its class and its number in the container.
-    """
-    parts = key if isinstance(key, tuple) else (key,)
-    if all(is_plain(part) or isinstance(part, Enum) for part in parts):
-        return f"{key!r:.40}"
-    return f"{type(key).__name__} {number}"
-
-
-def can_hold_no_state(value: object) -> bool:
-    """Whether a value can't hold state of the recipe.
-
-    A module counts as well, because `RecipeSearch` searches the recipe's modules on their own.
-    """
-    if isinstance(value, (types.ModuleType, TrainingConfig, Accelerator, types.FrameType)):
-        return True
-    return isinstance(value, (types.BuiltinFunctionType, types.CodeType, types.TracebackType))
-
-
-def class_name(value: object) -> str:
-    """Return the name of a value's class, such as ``numpy.ndarray``.
-
-    The top-level package or module comes first, except for classes of the recipe's own file and
-    built-in classes.
-    """
-    value_class = type(value)
-    module = value_class.__module__.partition(".")[0]
-    name = value_class.__qualname__
-    return name if module in ("__main__", "builtins") else f"{module}.{name}"
-
-
-def sample_of(array: torch.Tensor | np.ndarray) -> torch.Tensor | np.ndarray:
-    """Return an array, or evenly spaced elements of a large array."""
-    if array.nbytes <= MAX_BYTES:
-        return array
-    flat = array.reshape(-1)
-    stride = -(-len(flat) // SAMPLED_ELEMENTS)  # the quotient, rounded up
-    return flat[::stride]
-
-
-def state_of_random_generator(value: object) -> object:
-    """Return the state of a random generator.
-
-    The result is None for other values, and for `SystemRandom`, which has no state.
-    """
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, random.Random):
-        return None if isinstance(value, random.SystemRandom) else value.getstate()
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    if isinstance(value, np.random.RandomState):
-        return value.get_state(legacy=False)
-    return None

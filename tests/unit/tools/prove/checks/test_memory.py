@@ -19,18 +19,17 @@ from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
 from common.tools.prove.instruments.allocator_statistics import bytes_in_use
 from common.tools.prove.instruments.graphs import graph_sizes
-from common.tools.prove.instruments.holders import (
-    MAX_SEARCHED_ITEMS,
-    NO_HOLDER,
-    bytes_of_arrays,
-    container_sizes,
-    holder_in_words,
-    tensors_in_bounded_deques,
-)
+from common.tools.prove.instruments.holders import NO_HOLDER, holder_in_words
 from common.tools.prove.instruments.memory import (
     live_tensors,
     storage_bytes,
     without_tensors,
+)
+from common.tools.prove.instruments.recipe_containers import (
+    MAX_SEARCHED_ITEMS,
+    bytes_of_arrays,
+    container_sizes,
+    tensors_in_bounded_deques,
 )
 from common.tools.prove.records.instrument_records import (
     GrowingContainer,

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from common.tools.prove.checks.samples import (
-    causes_of,
-    completed_epochs,
+from common.tools.prove.checks.evaluation_samples import (
     counts_of_elements,
     element_counts_in_words,
 )
+from common.tools.prove.checks.samples import causes_of
+from common.tools.prove.checks.training_samples import completed_epochs
 from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import (
     EvaluatedSamples,

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from common.data.dataset import Data, DatasetSamples
 from common.data.stored_samples import TensorSamples
+from common.tools.prove.reach.reachable_values import ReachableValues
 from common.tools.prove.reach.recipe_search import RecipeSearch
-from common.tools.prove.reach.value_search import ReachableValues
 
 
 class Average:
