@@ -31,6 +31,17 @@ records, and returns a verdict. The words of this package:
   changes and is in no checkpoint is a likely cause of a difference after a resume.
 - holder: the variable of the recipe that holds tensors whose number keeps growing.
 - layout: the division of an update into micro-batches and processes.
+- step: the number of updates before a record. So update n has the step n - 1, and an evaluation or
+  a save after update n has the step n.
+- micro-batch: a batch of training on one rank. Its number counts from 0 within its update.
+- phase: whether an evaluation is the rehearsal, a validation, or the final one.
+- sample index: the number of a sample in its split. A position is its place in a batch. Both count
+  from 0.
+- row: what `metrics.jsonl` has for one step. A row of a tensor is an entry of its first dimension.
 - figure: a number that the recipe logs, such as the accuracy of an evaluation.
+- metric: a number by its name, such as accuracy: in training for each micro-batch, in an evaluation
+  as a figure.
+- loss: the mean over elements, if the text does not say otherwise. A recorded loss is what the loop
+  passes to `run.record`. A computed loss is what a loss function of torch returns.
 - outcome: how well the model did on one sample, such as the sample's loss.
 """

@@ -255,12 +255,11 @@ def checked_speeds(run: ObservedRun) -> CheckedFigures:
     for interval in run.processes[0].of(LogInterval):
         # The record was written at the log line, after the update was counted.
         row = rows.get(interval.step, {})
-        speed = number_or_none(row.get(THROUGHPUT))
-        if (
-            speed and interval.previous_step >= FIRST_UPDATES
-        ):  # throughput leaves the first ones out
-            samples = (interval.step - interval.previous_step) * samples_per_update
-            ratios.append(speed * interval.seconds / samples)
+        logged_speed = number_or_none(row.get(THROUGHPUT))
+        # The logged speed leaves out the first updates.
+        if logged_speed and interval.previous_step >= FIRST_UPDATES:
+            sample_count = (interval.step - interval.previous_step) * samples_per_update
+            ratios.append(logged_speed * interval.seconds / sample_count)
     causes: tuple[Cause, ...] = ()
     if ratios and abs(median(ratios) - 1) > SPEED_TOLERANCE:
         cause = Cause(

@@ -47,26 +47,28 @@ def learning_of(run: ObservedRun, metric: str) -> Learning:
     the one before training even if the model guesses.
     """
     split = run.start_record.validation_split
-    samples = run.start_record.split_sizes[split]
+    sample_count = run.start_record.split_sizes[split]
     before = None
     last: EvaluationFigures | None = None
     for record in run.processes[0].of(EvaluationFigures):
         if metric not in record.figures or record.split != split:
             continue
         if record.phase == "rehearsal":
-            before = objective_value(run, record, metric, samples)
+            before = objective_value(run, record, metric, sample_count)
         # After the last update, the final evaluation may be of the best model. It comes second, so
         # an evaluation at the same step does not replace the last one.
         elif last is None or record.step > last.step:
             last = record
-    after = None if last is None else objective_value(run, last, metric, samples)
+    after = None if last is None else objective_value(run, last, metric, sample_count)
     return Learning(before, after, 0 if last is None else last.step)
 
 
 def objective_value(
-    run: ObservedRun, record: EvaluationFigures, metric: str, samples: int
+    run: ObservedRun, record: EvaluationFigures, metric: str, sample_count: int
 ) -> ObjectiveValue:
-    return ObjectiveValue(record.figures[metric], samples, split_passes_of_evaluation(run, record))
+    return ObjectiveValue(
+        record.figures[metric], sample_count, split_passes_of_evaluation(run, record)
+    )
 
 
 def judge_learning(bench: Bench) -> Verdict:

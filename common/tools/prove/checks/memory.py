@@ -103,24 +103,32 @@ def verdict_of(
         return Verdict(None, "the run is too short to tell growth from the warm-up")
     growths = growths_of(measurements, limits)
     compared = ", ".join(growth.in_words(unit) for growth in growths)
-    causes = [growing_graph_in_words(graph) for graph in run.processes[0].of(GrowingGraph)]
-    all_tensors = run.processes[0].of(GrowingTensors)
-    with_holder = [tensors for tensors in all_tensors if tensors.holder != NO_HOLDER]
-    without_holder = [tensors for tensors in all_tensors if tensors.holder == NO_HOLDER]
-    causes += [growing_tensors_in_words(tensors) for tensors in with_holder]
-    causes += growing_containers_in_words(run)
-    causes += [growing_tensors_in_words(tensors) for tensors in without_holder]
     too_much = [growth for growth in growths if growth.is_too_much]
     if not too_much:
         first_step = measurements[0].step
         last_step = measurements[-1].step
         return Verdict(True, f"updates {first_step} to {last_step}: {compared}")
+    causes = growing_values_in_words(run)
     for growth in too_much:
         causes.append(
             f"{WORDS[growth.memory_type]} grows by {growth.slope:.4f} MiB an {unit}, and at most "
             f"{growth.limit} is usual"
         )
     return Verdict(False, compared, tuple(causes), ADVICE)
+
+
+def growing_values_in_words(run: ObservedRun) -> list[str]:
+    """Return a sentence about each value that grows, those that help most to find it first."""
+    process = run.processes[0]
+    sentences = [growing_graph_in_words(graph) for graph in process.of(GrowingGraph)]
+    sentences_without_holder = []
+    for tensors in process.of(GrowingTensors):
+        sentence = growing_tensors_in_words(tensors)
+        if tensors.holder == NO_HOLDER:
+            sentences_without_holder.append(sentence)
+        else:
+            sentences.append(sentence)
+    return [*sentences, *growing_containers_in_words(run), *sentences_without_holder]
 
 
 def growths_of(measurements: Sequence[MemoryInUse], limits: Mapping[str, float]) -> list[Growth]:
@@ -171,13 +179,13 @@ def sizes_by_type(measurements: Sequence[MemoryInUse]) -> dict[str, list[float]]
         "arrays": [float(measurement.array_bytes) for measurement in measurements],
     }
     device_sizes = [measurement.device_bytes for measurement in measurements]
-    sizes_in_use = [measurement.allocator_bytes for measurement in measurements]
+    allocator_sizes = [measurement.allocator_bytes for measurement in measurements]
     if None not in device_sizes:
         sizes["device"] = [float(size) for size in device_sizes if size is not None]
-    if sizes_in_use[0] is None:
+    if allocator_sizes[0] is None:
         sizes["resident"] = [float(measurement.resident_bytes) for measurement in measurements]
-    elif None not in sizes_in_use:
-        sizes["allocator"] = [float(size) for size in sizes_in_use if size is not None]
+    elif None not in allocator_sizes:
+        sizes["allocator"] = [float(size) for size in allocator_sizes if size is not None]
     return sizes
 
 

@@ -41,7 +41,7 @@ class EvaluatedBatch:
 
     split: str
     digests: dict[int, str]  # the digest of each sample's values, by the sample's index
-    calls: int = 0
+    model_calls: int = 0
 
 
 @dataclass
@@ -50,31 +50,32 @@ class WatchedEvaluation:
 
     phase: Phase | None = None  # None until a loader has given a batch
     batches: list[EvaluatedBatch] = field(default_factory=list)
-    calls: int = 0  # how often the model was called
+    model_calls: int = 0  # how often the model was called
     model_inputs: set[str] = field(default_factory=set)  # digests of values that the model got
 
     @property
     def is_batch_by_batch(self) -> bool:
         """Whether the model was called between the batches, and not only after the last one."""
-        return len(self.batches) == 1 or any(batch.calls for batch in self.batches[:-1])
+        return len(self.batches) == 1 or any(batch.model_calls for batch in self.batches[:-1])
 
-    def unseen_samples(self, split: str) -> list[int]:
-        """Return the samples of a split in batches that have not reached the model.
+    def unseen_indices(self, split: str) -> list[int]:
+        """Return the indices of a split's samples in batches that have not reached the model.
 
         A batch counts only if the model was not called before the next batch, and did not get the
         batch's values later. The result is empty if nothing can be told: if the recipe reads all
         batches before it calls the model, or if it changes all values before the model gets them.
         """
-        known = {digest for batch in self.batches for digest in batch.digests.values()}
-        if not self.is_batch_by_batch or known.isdisjoint(self.model_inputs):
+        sample_digests = {digest for batch in self.batches for digest in batch.digests.values()}
+        if not self.is_batch_by_batch or sample_digests.isdisjoint(self.model_inputs):
             return []
-        return [
-            sample
-            for batch in self.batches
-            if batch.split == split and not batch.calls
-            for sample, digest in batch.digests.items()
-            if digest not in self.model_inputs
-        ]
+        indices = []
+        for batch in self.batches:
+            if batch.split != split or batch.model_calls:
+                continue
+            for index, digest in batch.digests.items():
+                if digest not in self.model_inputs:
+                    indices.append(index)
+        return indices
 
 
 class EvaluatedSamplesObserver:
@@ -125,18 +126,18 @@ class EvaluatedSamplesObserver:
             yield batch, work
 
     def note_batch(
-        self, evaluation: WatchedEvaluation, loader: Loader, samples: Sequence[int], batch: object
+        self, evaluation: WatchedEvaluation, loader: Loader, indices: Sequence[int], batch: object
     ) -> None:
         """Note the values of each sample of a batch.
 
         Args:
-            samples: the index of each sample of the batch.
+            indices: the index of each sample of the batch.
         """
         evaluation.phase = self.session.evaluation_phase
-        largest = largest_tensor(batch)
-        digests = dict(zip(samples, sample_digests(largest, len(samples)), strict=True))
+        digests = digests_of_samples(largest_tensor(batch), len(indices))
         split = self.session.split_of(loader)
-        evaluation.batches.append(EvaluatedBatch(split, digests))
+        digests_by_index = dict(zip(indices, digests, strict=True))
+        evaluation.batches.append(EvaluatedBatch(split, digests_by_index))
 
     def before_forward(
         self, module: nn.Module, inputs: tuple[object, ...], named: Mapping[str, object]
@@ -145,32 +146,31 @@ class EvaluatedSamplesObserver:
         evaluation = self.evaluation
         if evaluation is None:
             return
-        tensors = tensors_with_rows((inputs, named))
-        evaluation.calls += 1
+        evaluation.model_calls += 1
         if evaluation.batches:
-            evaluation.batches[-1].calls += 1
-        samples = sum(len(batch.digests) for batch in evaluation.batches)
-        for tensor in tensors:
+            evaluation.batches[-1].model_calls += 1
+        sample_count = sum(len(batch.digests) for batch in evaluation.batches)
+        for tensor in tensors_with_rows((inputs, named)):
             evaluation.model_inputs.add(digest_of(tensor))
-            if len(tensor) <= samples:  # more rows are not samples, but tokens or the like
+            if len(tensor) <= sample_count:  # more rows are not samples, but tokens or the like
                 evaluation.model_inputs.update(digest_of(row) for row in tensor)
 
     def write_records(self, evaluation: WatchedEvaluation) -> None:
         """Write an `EvaluatedSamples` for each split that an evaluation has read."""
-        sizes: Counter[str] = Counter()
+        sample_counts: Counter[str] = Counter()
         for batch in evaluation.batches:
-            sizes[batch.split] += len(batch.digests)
-        for split, samples in sizes.items():
+            sample_counts[batch.split] += len(batch.digests)
+        for split, sample_count in sample_counts.items():
             assert evaluation.phase is not None  # `note_batch` has set it
             self.session.write(
                 EvaluatedSamples(
                     step=self.session.step,
                     phase=evaluation.phase,
                     split=split,
-                    sample_count=samples,
-                    unseen_indices=evaluation.unseen_samples(split),
+                    sample_count=sample_count,
+                    unseen_indices=evaluation.unseen_indices(split),
                     batch_count=len(evaluation.batches),
-                    model_calls=evaluation.calls,
+                    model_calls=evaluation.model_calls,
                 )
             )
 
@@ -180,7 +180,7 @@ def largest_tensor(batch: object) -> torch.Tensor | None:
     return max(tensors_with_rows(batch), key=torch.Tensor.numel, default=None)
 
 
-def sample_digests(largest: torch.Tensor | None, samples: int) -> list[str]:
+def digests_of_samples(largest: torch.Tensor | None, sample_count: int) -> list[str]:
     """Return a digest of the values that each sample has in the largest tensor of its batch.
 
     If this tensor has no row for each sample, as with texts that are packed into one row, all
@@ -188,10 +188,10 @@ def sample_digests(largest: torch.Tensor | None, samples: int) -> list[str]:
     one of the model's.
     """
     if largest is None:
-        return [""] * samples
-    if len(largest) == samples:
+        return [""] * sample_count
+    if len(largest) == sample_count:
         return [digest_of(row) for row in largest]
-    return [digest_of(largest)] * samples
+    return [digest_of(largest)] * sample_count
 
 
 def tensors_with_rows(values: object) -> list[torch.Tensor]:

@@ -98,7 +98,7 @@ class LossCall:
             return distances(outputs, target)
         return OutcomeColumns()
 
-    def means(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return the metrics of the micro-batch: accuracy and error, or mse and mae.
 
         The result is empty if the target is a scalar or empty, or if the loss function gives none.
@@ -106,12 +106,12 @@ class LossCall:
         if not self.target.ndim or not len(self.target):
             return {}
         outcomes = outcomes_of_columns(range(len(self.target)), None, self.outcomes())
-        means = {}
+        metrics = {}
         for name in METRICS:
-            mean = FIGURE_FUNCTIONS[name](outcomes)
-            if mean is not None:
-                means[name] = mean
-        return means
+            value = FIGURE_FUNCTIONS[name](outcomes)
+            if value is not None:
+                metrics[name] = value
+        return metrics
 
 
 def ignored_label(options: Mapping[str, object]) -> int:

@@ -115,24 +115,24 @@ class LossObserver:
         if not self.session.has_started or result.device.type == "meta":
             return result
         call = LossCall(original, input, target, arguments, named)
-        value = float(result.detach().double().mean())
+        loss = float(result.detach().double().mean())
         if self.batch is not None:
-            self.write_evaluation_loss(call, value, self.batch)
+            self.write_evaluation_loss(call, loss, self.batch)
         elif result.requires_grad:  # other losses do not train
-            self.write_training_loss(call, value)
+            self.write_training_loss(call, loss)
         return result
 
-    def write_evaluation_loss(self, call: LossCall, value: float, batch: CurrentBatch) -> None:
+    def write_evaluation_loss(self, call: LossCall, loss: float, batch: CurrentBatch) -> None:
         """Write a loss that an evaluation computes for a batch.
 
         Args:
-            value: the mean of its result.
+            loss: the mean over the elements of the call's result.
         """
-        losses = None
-        of_samples = OutcomeColumns()
+        sample_losses = None
+        outcomes = OutcomeColumns()
         if call.target.ndim and len(call.target) == len(batch.sample_indices):
-            losses = call.losses_of_samples()
-            of_samples = call.outcomes()
+            sample_losses = call.losses_of_samples()
+            outcomes = call.outcomes()
         self.session.write(
             EvaluationLoss(
                 step=self.session.step,
@@ -141,26 +141,26 @@ class LossObserver:
                 pass_number=batch.pass_number,
                 sample_indices=batch.sample_indices,
                 function=call.name,
-                loss=value,
-                sample_losses=losses,
-                outcomes=of_samples,
+                loss=loss,
+                sample_losses=sample_losses,
+                outcomes=outcomes,
             )
         )
 
-    def write_training_loss(self, call: LossCall, value: float) -> None:
+    def write_training_loss(self, call: LossCall, loss: float) -> None:
         """Write a loss that training computes.
 
         Args:
-            value: the mean of its result.
+            loss: the mean over the elements of the call's result.
         """
         divisor = call.divisor()
         self.session.write(
             TrainingLoss(
                 step=self.session.step,
                 function=call.name,
-                loss=value,
+                loss=loss,
                 micro_batch=self.session.micro_batch,
-                metrics=call.means(),
+                metrics=call.metrics(),
                 divisor_type=None if divisor is None else divisor.divisor_type,
                 divisor=None if divisor is None else divisor.value,
             )

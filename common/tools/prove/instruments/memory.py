@@ -112,11 +112,11 @@ class MemoryObserver:
             step: the current update.
             folder: the recipe's folder.
         """
-        for variable, nodes in graph_sizes(sys._getframe(), folder).items():
-            more = nodes - self.first_graph_sizes.get(variable, nodes)
-            if more >= step - self.first_step:
+        for variable, count in graph_sizes(sys._getframe(), folder).items():
+            growth = count - self.first_graph_sizes.get(variable, count)
+            if growth >= step - self.first_step:
                 self.session.write(
-                    GrowingGraph(step=step, variable=variable, operation_count=nodes, growth=more)
+                    GrowingGraph(step=step, variable=variable, operation_count=count, growth=growth)
                 )
 
     def write_growing_containers(self, step: int, folder: Path) -> None:
@@ -127,14 +127,14 @@ class MemoryObserver:
             folder: the recipe's folder.
         """
         for variable, size in container_sizes(sys._getframe(), folder).items():
-            more = size.item_count - self.first_container_sizes.get(variable, size).item_count
-            if more >= MIN_GROWTH:
+            growth = size.item_count - self.first_container_sizes.get(variable, size).item_count
+            if growth >= MIN_GROWTH:
                 self.session.write(
                     GrowingContainer(
                         step=step,
                         variable=variable,
                         item_count=size.item_count,
-                        growth=more,
+                        growth=growth,
                         item_bytes=size.item_bytes,
                     )
                 )

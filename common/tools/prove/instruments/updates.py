@@ -94,12 +94,13 @@ class UpdateObserver:
 
         Gradients that are clipped before the end of an update are left out.
         """
-        listed = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
+        # `parameters` may be an iterator, which can be read only once.
+        all_parameters = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
         run = self.session.run
         if run is not None and run.accelerator.sync_gradients:
-            for parameter in listed:
+            for parameter in all_parameters:
                 self.unclipped_squares[id(parameter)] = squared_gradient(parameter)
-        return original(listed, *positional, **named)
+        return original(all_parameters, *positional, **named)
 
     def before_optimizer_step(
         self, optimizer: Optimizer, positional: object, named: object

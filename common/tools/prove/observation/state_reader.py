@@ -53,20 +53,21 @@ class StateReader:
         """
         assert self.search is not None
         reached = self.search.reachable_values(frame)
-        state = reached.digests
-        parts = self.digests_of_parts(context)
+        value_digests = reached.digests
+        part_digests = self.digests_of_parts(context)
         descriptions = {}
         for path, description in reached.descriptions.items():
             if path not in self.last_value_digests:
                 descriptions[path] = description
+        unreachable_paths = [path for path in self.last_value_digests if path not in value_digests]
         changes = StateChanges(
-            part_digests=changed_entries(self.last_part_digests, parts),
-            value_digests=changed_entries(self.last_value_digests, state),
-            unreachable_paths=[path for path in self.last_value_digests if path not in state],
+            part_digests=changed_entries(self.last_part_digests, part_digests),
+            value_digests=changed_entries(self.last_value_digests, value_digests),
+            unreachable_paths=unreachable_paths,
             descriptions=descriptions,
         )
-        self.last_value_digests = state
-        self.last_part_digests = parts
+        self.last_value_digests = value_digests
+        self.last_part_digests = part_digests
         return changes
 
     def digests_of_parts(self, context: Context) -> dict[str, str]:

@@ -62,13 +62,13 @@ def contents_of_iterator(iterator: Iterator[object]) -> list[object]:
     """
     if is_of_this_library(iterator):  # checkpoints hold its position
         return []
-    held: list[object] = []
+    contents: list[object] = []
     # The attributes of an object may or may not be in a dict, which changes its referents.
     has_attributes = hasattr(iterator, "__dict__")
     values = vars(iterator).values() if has_attributes else gc.get_referents(iterator)
     for value in values:
-        held.extend(value if isinstance(value, tuple) else (value,))
-    return held
+        contents.extend(value if isinstance(value, tuple) else (value,))
+    return contents
 
 
 def is_of_this_library(iterator: Iterator[object]) -> bool:

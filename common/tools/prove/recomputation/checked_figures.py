@@ -15,8 +15,8 @@ FigureType = Literal[
     "speeds",  # logged speeds
 ]
 FIGURE_TYPES: tuple[FigureType, ...] = get_args(FigureType)
-# The kinds that are computed again from a model's outputs.
-TYPES_OF_OUTCOMES: tuple[FigureType, ...] = (
+# The types that are computed again from a model's outputs.
+TYPES_FROM_OUTPUTS: tuple[FigureType, ...] = (
     "recorded losses",
     "recorded metrics",
     "figures of evaluations",
@@ -25,7 +25,7 @@ TYPES_OF_OUTCOMES: tuple[FigureType, ...] = (
 
 @dataclass(frozen=True)
 class CheckedFigures:
-    """The mistakes in the figures of one kind in one run, and the number of these figures."""
+    """The mistakes in the figures of one type in one run, and the number of these figures."""
 
     figure_type: FigureType
     causes: tuple[Cause, ...] = ()  # the mistakes
@@ -39,7 +39,7 @@ def has_outcomes(checked: Sequence[CheckedFigures]) -> bool:
     If not, the check `figures` proves nothing about them, so it does not apply.
     """
     return any(
-        figures.compared_count for figures in checked if figures.figure_type in TYPES_OF_OUTCOMES
+        figures.compared_count for figures in checked if figures.figure_type in TYPES_FROM_OUTPUTS
     )
 
 
@@ -50,13 +50,18 @@ def numbers_in_words(checked: Sequence[CheckedFigures]) -> str:
     for figures in checked:
         compared[figures.figure_type] += figures.compared_count
         unknown[figures.figure_type] += figures.unknown_count
-    text = f"computed again: {listing(compared) or 'nothing'}"
-    if unknown_kinds := listing(unknown):
+    text = f"computed again: {counts_in_words(compared) or 'nothing'}"
+    unknown_figures = counts_in_words(unknown)
+    if unknown_figures:
         reason = "as the proof can't tell how to compute them"
-        text += f"; not computed again, {reason}: {unknown_kinds}"
+        text += f"; not computed again, {reason}: {unknown_figures}"
     return text
 
 
-def listing(numbers: Mapping[FigureType, int]) -> str:
-    """Return the numbers above 0 with their kinds, such as "12 recorded losses, 3 speeds"."""
-    return ", ".join(f"{numbers[kind]} {kind}" for kind in FIGURE_TYPES if numbers[kind])
+def counts_in_words(counts: Mapping[FigureType, int]) -> str:
+    """Return the counts above 0 with their types, such as "12 recorded losses, 3 speeds"."""
+    phrases = []
+    for figure_type in FIGURE_TYPES:
+        if counts[figure_type]:
+            phrases.append(f"{counts[figure_type]} {figure_type}")
+    return ", ".join(phrases)

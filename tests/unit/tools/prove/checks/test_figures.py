@@ -385,11 +385,11 @@ def test_metrics_of_training_are_computed_again(
 def test_outputs_of_a_micro_batch_give_means() -> None:
     logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0], [1.0, 0.0]])
     labels = torch.tensor([0, 1, 1, 0])
-    means = LossCall(F.cross_entropy, logits, labels).means()
+    means = LossCall(F.cross_entropy, logits, labels).metrics()
     assert means == {"accuracy": 0.75, "error": 0.25}
-    errors = LossCall(F.mse_loss, torch.tensor([1.0, 3.0]), torch.zeros(2)).means()
+    errors = LossCall(F.mse_loss, torch.tensor([1.0, 3.0]), torch.zeros(2)).metrics()
     assert errors == {"mse": 5.0, "mae": 2.0}
-    soft = LossCall(F.cross_entropy, logits, torch.full((4, 2), 0.5)).means()
+    soft = LossCall(F.cross_entropy, logits, torch.full((4, 2), 0.5)).metrics()
     assert soft == {}, "mixed labels have no right class"
 
 
@@ -402,7 +402,7 @@ def test_losses_with_ignored_labels_are_not_computed_again(ignored: int) -> None
         call = LossCall(F.cross_entropy, logits, labels, named=named)
         is_ignored = ignored in labels.tolist()
         assert (call.losses_of_samples() is None) == is_ignored
-        assert (call.means() == {}) == is_ignored
+        assert (call.metrics() == {}) == is_ignored
 
 
 def test_accuracy_of_several_binary_outputs_is_unknown() -> None:
@@ -410,15 +410,15 @@ def test_accuracy_of_several_binary_outputs_is_unknown() -> None:
     for function in (F.binary_cross_entropy_with_logits, F.binary_cross_entropy):
         for shape in ((4,), (4, 1)):
             call = LossCall(function, torch.full(shape, 0.9), torch.ones(shape))
-            assert call.means()["accuracy"] == 1.0
+            assert call.metrics()["accuracy"] == 1.0
         several = LossCall(function, torch.full((4, 2), 0.9), torch.ones(4, 2))
-        assert several.means() == {}
+        assert several.metrics() == {}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_outputs_that_are_not_finite_give_large_means(value: float) -> None:
     """A model that diverges must not make its observation fail."""
-    means = LossCall(F.mse_loss, torch.tensor([value, value]), torch.zeros(2)).means()
+    means = LossCall(F.mse_loss, torch.tensor([value, value]), torch.zeros(2)).metrics()
     assert {name: abs(mean) for name, mean in means.items()} == {"mse": 1e150, "mae": 1e150}
 
 

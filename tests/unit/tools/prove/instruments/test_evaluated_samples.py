@@ -16,8 +16,8 @@ from torch import nn
 from common.tools.prove.instruments.evaluated_samples import (
     EvaluatedSamplesObserver,
     digest_of,
+    digests_of_samples,
     largest_tensor,
-    sample_digests,
 )
 from common.tools.prove.observation.session import Session
 from common.tools.prove.records.instrument_records import EvaluatedSamples
@@ -162,7 +162,7 @@ def test_packed_samples_are_known_by_the_whole_tensor() -> None:
     batch = {"tokens": torch.arange(7)[None], "labels": torch.tensor([0, 1, 1])}
     largest = largest_tensor(batch)
     assert largest is batch["tokens"]
-    assert sample_digests(largest, 3) == [digest_of(batch["tokens"])] * 3
+    assert digests_of_samples(largest, 3) == [digest_of(batch["tokens"])] * 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
