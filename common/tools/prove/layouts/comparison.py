@@ -6,8 +6,7 @@ tiny.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +18,7 @@ from common.tools.prove.instruments.updates import (
 )
 from common.tools.prove.layouts.compared_runs import UPDATES
 from common.tools.prove.records.instrument_records import OptimizerStep
-from common.tools.prove.records.observed_run import ObservedRun
+from common.tools.prove.records.observed_run import ObservedProcess, ObservedRun
 from common.tools.prove.records.run_records import EvaluationFigures, RecordedMicroBatch
 
 # Relative tolerances.
@@ -80,31 +79,37 @@ def updates_of(run: ObservedRun) -> dict[int, Update]:
     resumed run repeats an update, the last execution counts. Gradients and learning rates are those
     of rank 0.
     """
-    last_launch = last_launches(run)
-    losses: defaultdict[int, list[float]] = defaultdict(list)
-    micro_batches: defaultdict[int, int] = defaultdict(int)
-    norms: defaultdict[int, list[float]] = defaultdict(list)
-    rates: defaultdict[int, list[float]] = defaultdict(list)
-    for process, record in run.all(RecordedMicroBatch):
-        if last_launch.get(record.step) == process.launch:
-            losses[record.step].append(record.loss)
-            if process.rank == 0:  # all ranks have the same number of micro-batches
-                micro_batches[record.step] += 1
-    for process, optimizer_step in run.all(OptimizerStep):
-        step = optimizer_step.step
-        if process.rank == 0 and last_launch.get(step) == process.launch:
-            norms[step].append(optimizer_step.gradient_norm)
-            rates[step] += optimizer_step.learning_rates
-    return {
-        step + 1: Update(
-            micro_batches[step],
-            math.fsum(losses[step]) / len(losses[step]),
-            tuple(norms[step]),
-            tuple(rates[step]),
-        )
-        for step in sorted(last_launch)
-        if step < UPDATES
-    }
+    updates = {}
+    for step, launch in sorted(last_launches(run).items()):
+        if step < UPDATES:
+            updates[step + 1] = update_of_launch(run.processes_of_launch(launch), step)
+    return updates
+
+
+def update_of_launch(processes: Sequence[ObservedProcess], step: int) -> Update:
+    """Return one update that a launch made.
+
+    Args:
+        processes: those of the launch, sorted by rank.
+        step: the number of updates before this one.
+    """
+    losses = []
+    for process in processes:
+        for micro_batch in process.of(RecordedMicroBatch):
+            if micro_batch.step == step:
+                losses.append(micro_batch.loss)
+    norms = []
+    rates = []
+    for optimizer_step in processes[0].of(OptimizerStep):
+        if optimizer_step.step == step:
+            norms.append(optimizer_step.gradient_norm)
+            rates += optimizer_step.learning_rates
+    return Update(
+        micro_batches=sum(record.step == step for record in processes[0].of(RecordedMicroBatch)),
+        loss=math.fsum(losses) / len(losses),
+        gradient_norms=tuple(norms),
+        learning_rates=tuple(rates),
+    )
 
 
 def first_differing_update(
@@ -180,10 +185,19 @@ def weight_distance(baseline: ObservedRun, variant: ObservedRun) -> WeightDistan
     return WeightDistance(ratio, largest_name)
 
 
+@dataclass(frozen=True)
+class FigureDifference:
+    """A figure of an evaluation in which two runs differ beyond the tolerance."""
+
+    figure: str  # in words, such as "accuracy of the final evaluation after update 6"
+    baseline: float
+    variant: float
+
+
 def differing_figure(
     baseline: ObservedRun, variant: ObservedRun, last_step: int | None = None
-) -> tuple[str, float, float] | None:
-    """Return the name and both values of the first evaluation figure that differs.
+) -> FigureDifference | None:
+    """Return the first evaluation figure that differs.
 
     The result is None if all figures agree within the tolerance. Figures that only one run has are
     left out.
@@ -204,7 +218,8 @@ def differing_figure(
             flipped_share = MAX_FLIPPED_SAMPLES / evaluation.sample_count
             tolerance = FIGURE_TOLERANCE * max(abs(value), abs(expected)) + flipped_share
             if abs(value - expected) > tolerance:
-                return f"{name} of the {phase} evaluation after update {step}", expected, value
+                figure = f"{name} of the {phase} evaluation after update {step}"
+                return FigureDifference(figure, expected, value)
     return None
 
 

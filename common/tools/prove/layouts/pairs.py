@@ -101,12 +101,14 @@ def cause_of_contents(pair: RunPair) -> Cause | None:
 
     Only batches with the same samples in the same order can be compared.
     """
-    contents = batch_contents(pair.baseline)
-    for (epoch, samples), (step, digest) in batch_contents(pair.variant).items():
-        _, expected = contents.get((epoch, samples), (0, digest))
-        if digest != expected:
+    baseline_batches = batches_by_samples(pair.baseline)
+    for key, batch in batches_by_samples(pair.variant).items():
+        baseline_batch = baseline_batches.get(key)
+        if baseline_batch is None:
+            continue
+        if batch.batch_digest != baseline_batch.batch_digest:
             return Cause(
-                f"the contents of a training batch of update {step + 1} differ between "
+                f"the contents of a training batch of update {batch.step + 1} differ between "
                 f"{pair.variant_layout} and {pair.baseline_layout}, although its samples are the "
                 "same",
                 "let the contents of a sample depend on its index and config.seed alone, and on no "
@@ -116,13 +118,13 @@ def cause_of_contents(pair: RunPair) -> Cause | None:
     return None
 
 
-def batch_contents(run: ObservedRun) -> dict[tuple[int, tuple[int, ...]], tuple[int, str]]:
-    """Return the update and the digest of each training batch, by its epoch and its samples."""
-    contents: dict[tuple[int, tuple[int, ...]], tuple[int, str]] = {}
+def batches_by_samples(run: ObservedRun) -> dict[tuple[int, tuple[int, ...]], MicroBatch]:
+    """Return the first micro-batch of each epoch and list of samples, by these two."""
+    batches: dict[tuple[int, tuple[int, ...]], MicroBatch] = {}
     for _, record in run.all(MicroBatch):
         key = (record.epoch, tuple(record.sample_indices))
-        contents.setdefault(key, (record.step, record.batch_digest))
-    return contents
+        batches.setdefault(key, record)
+    return batches
 
 
 def cause_of_changed_gradients(run: ObservedRun) -> Cause | None:
@@ -226,14 +228,13 @@ def cause_of_figures(pair: RunPair, last_step: int | None = None) -> Cause | Non
         last_step: the number of updates after which both runs still have equal weights; None: they
             always have.
     """
-    figure = differing_figure(pair.baseline, pair.variant, last_step)
-    if figure is None:
+    difference = differing_figure(pair.baseline, pair.variant, last_step)
+    if difference is None:
         return None
-    name, baseline_value, variant_value = figure
     return Cause(
-        f"{name} is {variant_value:.6g} with {pair.variant_layout} and {baseline_value:.6g} with "
-        f"{pair.baseline_layout}, for the same weights: it depends on how samples are divided into "
-        "batches",
+        f"{difference.figure} is {difference.variant:.6g} with {pair.variant_layout} and "
+        f"{difference.baseline:.6g} with {pair.baseline_layout}, for the same weights: it depends "
+        "on how samples are divided into batches",
         "add up over samples, as Sums does, and not over batches; for a figure that is no sum over "
         "samples, such as an average precision, gather the values of the whole split from all "
         "processes by sums.collect(...)",

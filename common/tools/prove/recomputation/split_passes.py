@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.tools.prove.recomputation.sample_outcomes import (
     BatchOutcomes,
@@ -66,41 +67,50 @@ def split_passes_of(losses_by_rank: Sequence[Sequence[EvaluationLoss]]) -> list[
     # The batches of each rank, by the number of the pass and the number of the call.
     batches_by_key: dict[tuple[int, int], list[list[BatchOutcomes]]] = {}
     splits: dict[int, str] = {}  # by the number of the pass
-    calls: dict[int, int] = {}  # how many losses a batch has at most, by the number of the pass
+    most_calls: dict[int, int] = {}  # the most losses of a batch, by the number of the pass
     for rank, losses in enumerate(losses_by_rank):
-        for pass_number, call, loss in with_pass_and_call(losses):
-            splits[pass_number] = loss.split
-            calls[pass_number] = max(calls.get(pass_number, 0), call + 1)
-            key = (pass_number, call)
+        for numbered in numbered_losses(losses):
+            pass_number = numbered.pass_number
+            splits[pass_number] = numbered.loss.split
+            most_calls[pass_number] = max(most_calls.get(pass_number, 0), numbered.call + 1)
+            key = (pass_number, numbered.call)
             batches_by_rank = batches_by_key.setdefault(key, [[] for _ in losses_by_rank])
-            batches_by_rank[rank].append(outcomes_of_batch(loss))
+            batches_by_rank[rank].append(outcomes_of_batch(numbered.loss))
     split_passes = []
     for (pass_number, _), batches_by_rank in batches_by_key.items():
         has_all_ranks = all(batches_by_rank)
         has_all_outcomes = all(batch for batches in batches_by_rank for batch in batches)
         if has_all_ranks and has_all_outcomes:
-            split_pass = SplitPass(splits[pass_number], batches_by_rank, calls[pass_number])
+            split_pass = SplitPass(splits[pass_number], batches_by_rank, most_calls[pass_number])
             split_passes.append(split_pass)
     return split_passes
 
 
-def with_pass_and_call(
-    losses: Sequence[EvaluationLoss],
-) -> Iterator[tuple[int, int, EvaluationLoss]]:
-    """Yield each loss with the number of its pass and the number of its call, both from 0.
+class NumberedLoss(NamedTuple):
+    """A loss of an evaluation, and where in the evaluation it was computed."""
 
-    Passes are counted within the evaluation, so all ranks give a pass the same number. A call is a
-    call of a loss function. Calls are counted within a batch, which may have several losses.
+    # Passes are counted within the evaluation, from 0, so all ranks give a pass the same number.
+    pass_number: int
+    # The number of the call of a loss function within the batch, from 0.
+    call: int
+    loss: EvaluationLoss
+
+
+def numbered_losses(losses: Sequence[EvaluationLoss]) -> Iterator[NumberedLoss]:
+    """Yield each loss of a rank in an evaluation with its numbers.
+
+    Args:
+        losses: in the order of time.
     """
-    passes: dict[int, int] = {}
+    pass_numbers: dict[int, int] = {}  # by the number of the pass within the launch
     call = 0
     previous_batch: tuple[int, list[int]] | None = None
     for loss in losses:
-        pass_number = passes.setdefault(loss.pass_number, len(passes))
+        pass_number = pass_numbers.setdefault(loss.pass_number, len(pass_numbers))
         batch = (loss.pass_number, loss.sample_indices)
         call = call + 1 if batch == previous_batch else 0
         previous_batch = batch
-        yield pass_number, call, loss
+        yield NumberedLoss(pass_number, call, loss)
 
 
 def outcomes_of_batch(loss: EvaluationLoss) -> BatchOutcomes:

@@ -7,9 +7,10 @@ In this module, a multiple is the ratio of a recorded loss to a computed one: 0.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 from common.tools.prove.recomputation.checked_figures import CheckedFigures
 from common.tools.prove.records.instrument_records import TrainingLoss
@@ -24,7 +25,8 @@ ADVICE_OF_LOSS = (
     "micro-batches and processes"
 )
 
-Position = tuple[int, int]  # of a micro-batch: the updates before it, its number in the update
+# The key of a micro-batch: the number of updates before it, and its number within its update.
+MicroBatchKey = tuple[int, int]
 
 
 def checked_losses(whole: ObservedRun, run: ObservedRun) -> CheckedFigures:
@@ -47,9 +49,9 @@ def checked_losses(whole: ObservedRun, run: ObservedRun) -> CheckedFigures:
     mistake = mistaken_factor(ratios, run)
     if mistake is None:
         return CheckedFigures("recorded losses", unknown_count=losses)
-    factor, phrase = mistake
     cause = Cause(
-        f"the recorded losses are {factor:.3g} times those that were computed, which is {phrase}",
+        f"the recorded losses are {mistake.factor:.3g} times those that were computed, which is "
+        f"{mistake.phrase}",
         ADVICE_OF_LOSS,
     )
     return CheckedFigures("recorded losses", (cause,), compared_count=losses)
@@ -69,17 +71,24 @@ def ratios_of_multiples(whole: ObservedRun, run: ObservedRun) -> list[float]:
     ]
 
 
-def mistaken_factor(ratios: Sequence[float], run: ObservedRun) -> tuple[float, str] | None:
-    """Return the first factor of a mistake that explains a ratio, with its name; None if none does.
+class MistakenFactor(NamedTuple):
+    """A factor by which a recipe may multiply a loss by mistake."""
+
+    factor: float
+    phrase: str  # such as "1 / the number of processes"
+
+
+def mistaken_factor(ratios: Sequence[float], run: ObservedRun) -> MistakenFactor | None:
+    """Return the first factor of a mistake that explains a ratio; None if none does.
 
     Args:
         ratios: the ratios of multiples; see `ratios_of_multiples`.
         run: the run with several micro-batches or processes.
     """
     for ratio in ratios:
-        for factor, phrase in factors_of_mistakes(run):
-            if is_near_factor(ratio, factor):
-                return factor, phrase
+        for mistake in mistaken_factors(run):
+            if is_near_factor(ratio, mistake.factor):
+                return mistake
     return None
 
 
@@ -90,30 +99,33 @@ def multiples_of_losses(run: ObservedRun) -> list[float | None]:
     micro-batch to micro-batch, or is unknown for a recorded one.
     """
     recorded = recorded_losses(run)
-    multiples: list[float | None] = []
-    for losses in computed_losses(run):
-        ratios = []
-        for position, value in losses.items():
-            if position in recorded and abs(value) > SMALLEST_LOSS:
-                ratios.append(recorded[position] / value)
-        is_known = bool(ratios) and len(ratios) == len(recorded)
-        if is_known and all(is_near_factor(ratio, ratios[0]) for ratio in ratios):
-            multiples.append(ratios[0])
-        else:
-            multiples.append(None)
-    return multiples
+    return [constant_ratio(recorded, computed) for computed in computed_losses(run)]
 
 
-def factors_of_mistakes(run: ObservedRun) -> Iterator[tuple[float, str]]:
-    """Yield the factors by which a recipe may multiply a loss by mistake, with their names."""
+def constant_ratio(
+    recorded: Mapping[MicroBatchKey, float], computed: Mapping[MicroBatchKey, float]
+) -> float | None:
+    """Return the ratio of recorded losses to computed ones; None if it varies or is unknown."""
+    ratios = []
+    for key, loss in computed.items():
+        if key in recorded and abs(loss) > SMALLEST_LOSS:
+            ratios.append(recorded[key] / loss)
+    is_known = bool(ratios) and len(ratios) == len(recorded)
+    if is_known and all(is_near_factor(ratio, ratios[0]) for ratio in ratios):
+        return ratios[0]
+    return None
+
+
+def mistaken_factors(run: ObservedRun) -> Iterator[MistakenFactor]:
+    """Yield the factors by which a recipe may multiply a loss by mistake."""
     counts = {
         "the number of processes": run.world_size,
         "the number of micro-batches of an update": run.start_record.accumulation,
     }
     for name, count in counts.items():
         if count > 1:
-            yield float(count), name
-            yield 1 / count, f"1 / {name}"
+            yield MistakenFactor(float(count), name)
+            yield MistakenFactor(1 / count, f"1 / {name}")
 
 
 def is_near_factor(ratio: float, factor: float) -> bool:
@@ -121,43 +133,48 @@ def is_near_factor(ratio: float, factor: float) -> bool:
     return math.isclose(ratio, factor, rel_tol=FACTOR_TOLERANCE)
 
 
-def recorded_losses(run: ObservedRun) -> dict[Position, float]:
+def recorded_losses(run: ObservedRun) -> dict[MicroBatchKey, float]:
     """Return the losses that the loop recorded, as means over ranks, by micro-batch."""
-    losses: defaultdict[Position, list[float]] = defaultdict(list)
+    losses: defaultdict[MicroBatchKey, list[float]] = defaultdict(list)
     for _, record in run.all(RecordedMicroBatch):
         losses[record.step, record.micro_batch].append(record.loss)
-    return {position: fmean(values) for position, values in losses.items()}
+    return {key: fmean(losses_of_ranks) for key, losses_of_ranks in losses.items()}
 
 
-def computed_losses(run: ObservedRun) -> list[dict[Position, float]]:
+def computed_losses(run: ObservedRun) -> list[dict[MicroBatchKey, float]]:
     """Return the losses that functions of torch computed, as means over ranks, by micro-batch.
 
     A micro-batch may compute several losses. Each has an entry in the order of the calls, and the
-    last entry has their sum.
+    last entry has their sum. An entry other than the sum lacks the micro-batches in which a rank
+    has no such call.
     """
-    values = losses_of_ranks(run)  # by micro-batch, and then by call
-    most_calls = max((len(by_call) for by_call in values.values()), default=0)
-    losses = []
-    for call in range(most_calls):
+    losses_by_call = losses_of_calls(run)
+    sums: defaultdict[MicroBatchKey, list[float]] = defaultdict(list)
+    means_by_call = []
+    for losses in losses_by_call:
         means = {}
-        for position, by_call in values.items():
-            if len(by_call.get(call, ())) == run.world_size:
-                means[position] = fmean(by_call[call])
-        losses.append(means)
-    sums = {}
-    for position, by_call in values.items():
-        sums[position] = math.fsum(fmean(losses_of_call) for losses_of_call in by_call.values())
-    return [*losses, sums]
+        for key, losses_of_ranks in losses.items():
+            mean = fmean(losses_of_ranks)
+            sums[key].append(mean)
+            if len(losses_of_ranks) == run.world_size:
+                means[key] = mean
+        means_by_call.append(means)
+    return [*means_by_call, {key: math.fsum(means) for key, means in sums.items()}]
 
 
-def losses_of_ranks(run: ObservedRun) -> dict[Position, dict[int, list[float]]]:
-    """Return the losses of all ranks, by micro-batch and by the number of the call within it."""
-    values: defaultdict[Position, defaultdict[int, list[float]]]
-    values = defaultdict(lambda: defaultdict(list))
+def losses_of_calls(run: ObservedRun) -> list[dict[MicroBatchKey, list[float]]]:
+    """Return the losses of all ranks by micro-batch, for each call of a loss function within it.
+
+    The first entry has the first call of each micro-batch, and so on.
+    """
+    losses_by_call: list[dict[MicroBatchKey, list[float]]] = []
     for process in run.processes:
-        calls: defaultdict[Position, int] = defaultdict(int)
-        for loss in process.of(TrainingLoss):
-            position = loss.step, loss.micro_batch
-            values[position][calls[position]].append(loss.loss)
-            calls[position] += 1
-    return {position: dict(by_call) for position, by_call in values.items()}
+        call_counts: Counter[MicroBatchKey] = Counter()
+        for record in process.of(TrainingLoss):
+            key = (record.step, record.micro_batch)
+            call = call_counts[key]
+            call_counts[key] += 1
+            if call == len(losses_by_call):
+                losses_by_call.append({})
+            losses_by_call[call].setdefault(key, []).append(record.loss)
+    return losses_by_call

@@ -104,7 +104,9 @@ class EvaluationLoss(InstrumentRecord):
     record_type: Literal["evaluation_loss"] = "evaluation_loss"
     phase: Phase
     split: str  # empty for a loader of the recipe's own
-    pass_number: int  # an evaluation may make several passes over its split
+    # The number of the pass over a split within the launch, from 0. An evaluation may make several
+    # passes over its split.
+    pass_number: int
     sample_indices: list[int]  # in the order of the batch
     function: str  # its name, such as "cross_entropy"
     loss: float  # the mean over the elements of the function's result
