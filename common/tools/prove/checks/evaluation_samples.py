@@ -35,7 +35,7 @@ class CompleteEvaluation:
     phase: str
     split: str  # the split of the figures
     figures: dict[str, float]
-    uses: dict[str, Counter[int]]  # how often each sample was read, by split
+    read_counts: dict[str, Counter[int]]  # how often each sample was read, by split
 
 
 def complete_evaluations(run: ObservedRun) -> list[CompleteEvaluation]:
@@ -44,29 +44,29 @@ def complete_evaluations(run: ObservedRun) -> list[CompleteEvaluation]:
     for number in sorted({process.launch for process in run.processes}):
         processes = run.processes_of_launch(number)
         for record in processes[0].of(EvaluationFigures):
-            uses: defaultdict[str, Counter[int]] = defaultdict(Counter)
+            read_counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
             for batch in batches_of(processes, record):
-                uses[batch.split].update(batch.sample_indices)
+                read_counts[batch.split].update(batch.sample_indices)
             evaluations.append(
                 CompleteEvaluation(
-                    record.step, record.phase, record.split, record.figures, dict(uses)
+                    record.step, record.phase, record.split, record.figures, dict(read_counts)
                 )
             )
     return evaluations
 
 
 def batches_of(
-    processes: list[ObservedProcess], evaluated: EvaluationFigures
+    processes: list[ObservedProcess], evaluation: EvaluationFigures
 ) -> Iterator[EvaluationBatch]:
     """Yield the batches of one evaluation of all ranks.
 
     Args:
         processes: the processes of one launch.
-        evaluated: the record of the evaluation.
+        evaluation: the record of its figures.
     """
     for process in processes:
         for record in process.of(EvaluationBatch):
-            if (record.step, record.phase) == (evaluated.step, evaluated.phase):
+            if (record.step, record.phase) == (evaluation.step, evaluation.phase):
                 yield record
 
 
@@ -82,23 +82,25 @@ def counts_of_elements(reference: ObservedRun) -> dict[str, float]:
     counts = {}
     for evaluation in complete_evaluations(reference):
         count = evaluation.figures.get("count")
-        uses = evaluation.uses.get(evaluation.split, Counter())
-        has_repetitions = len(set(uses.values())) > 1
-        counts_each_sample = count in (len(uses), uses.total())
-        if count is None or not float(count).is_integer():
+        if count is None or not count.is_integer():
             continue
-        if not has_repetitions and not counts_each_sample:
+        read_counts = evaluation.read_counts.get(evaluation.split, Counter())
+        has_repetitions = len(set(read_counts.values())) > 1
+        counts_samples = count in (len(read_counts), read_counts.total())
+        if not has_repetitions and not counts_samples:
             counts[evaluation.split] = count
     return counts
 
 
 def element_counts_in_words(element_counts: Mapping[str, float]) -> str:
     """Return a remark on the counts that are no numbers of samples; empty if there are none."""
-    return "".join(
-        f"; `count` of {split} is {count:g}, so it counts elements of its samples, such as labels "
-        "(each sample was read equally often; check that this is meant)"
-        for split, count in element_counts.items()
-    )
+    remark = ""
+    for split, count in element_counts.items():
+        remark += (
+            f"; `count` of {split} is {count:g}, so it counts elements of its samples, such as "
+            "labels (each sample was read equally often; check that this is meant)"
+        )
+    return remark
 
 
 def cause_of_wrong_evaluation(
@@ -126,22 +128,23 @@ def cause_of_evaluation(
         counts_elements: whether the reference run counts elements of the samples.
     """
     evaluation_name = f"the {evaluation.phase} evaluation after update {evaluation.step}"
-    uses = evaluation.uses.get(evaluation.split)
-    if uses is None:
+    read_counts = evaluation.read_counts.get(evaluation.split)
+    if read_counts is None:
         return cause_of_other_split(evaluation, evaluation_name)
-    if len(uses) < size:
+    if len(read_counts) < size:
         return Cause(
-            f"{evaluation_name} read {len(uses)} of the {size} samples of {evaluation.split}",
+            f"{evaluation_name} read {len(read_counts)} of the {size} samples of "
+            f"{evaluation.split}",
             ADVICE,
         )
     # An evaluation may read its split several times. Each pass reads each sample at least once.
-    passes = min(uses.values())
-    repeated = [sample for sample, count in uses.items() if count > passes]
+    passes = min(read_counts.values())
+    repeated = [sample for sample, count in read_counts.items() if count > passes]
     logged_count = evaluation.figures.get("count")
     if logged_count is None and repeated:
         return Cause(
-            f"{evaluation_name} read {len(uses)} samples{repetitions_in_words(repeated)}, and logs "
-            "no `count`",
+            f"{evaluation_name} read {len(read_counts)} samples{repetitions_in_words(repeated)}, "
+            "and logs no `count`",
             f"{ADVICE}; log `count`, the number of samples that count",
         )
     if logged_count in (None, size) or (counts_elements and not repeated):
@@ -176,7 +179,7 @@ def cause_of_other_split(evaluation: CompleteEvaluation, evaluation_name: str) -
     This function is for an evaluation that has read no sample of its split. If the recipe has made
     the loader itself, or reads none, the samples are unknown, and the result is None.
     """
-    splits = sorted(evaluation.uses)
+    splits = sorted(evaluation.read_counts)
     are_samples_unknown = not splits or "" in splits  # "" stands for a loader of the recipe's own
     if are_samples_unknown:
         return None

@@ -204,7 +204,7 @@ def correct_figures(run: ObservedRun) -> set[str]:
     return correct - wrong_or_unknown
 
 
-def logged_figures(run: ObservedRun, evaluated: EvaluationFigures) -> dict[str, float]:
+def logged_figures(run: ObservedRun, evaluation: EvaluationFigures) -> dict[str, float]:
     """Return the logged figures of an evaluation, by their names without the prefix.
 
     A process may lack figures that another process has, so the logged figures count, and not those
@@ -213,32 +213,32 @@ def logged_figures(run: ObservedRun, evaluated: EvaluationFigures) -> dict[str, 
     The rehearsal logs nothing, so its figures are those that the recipe returned. With several
     processes, the result is empty for it.
     """
-    if evaluated.phase == "rehearsal":
-        return evaluated.figures if run.world_size == 1 else {}
-    prefix = PREFIXES[evaluated.split]
+    if evaluation.phase == "rehearsal":
+        return evaluation.figures if run.world_size == 1 else {}
+    prefix = PREFIXES[evaluation.split]
     stored = StoredRun(run.directory)
     logged: MetricsRow = {}
-    if evaluated.phase == "final":
+    if evaluation.phase == "final":
         # Without a summary, the figures of the recipe would be compared with themselves.
         assert stored.is_complete
         logged = stored.summary.to_json()
     else:
         for row in stored.rows:
-            if step_of_row(row) == evaluated.step:
+            if step_of_row(row) == evaluation.step:
                 logged |= row
     figures = {}
-    for name, value in evaluated.figures.items():
+    for name, value in evaluation.figures.items():
         figures[name] = number_or_nan(logged.get(f"{prefix}/{name}", value))
     return figures
 
 
-def calls_model_several_times(run: ObservedRun, evaluated: EvaluationFigures) -> bool:
+def calls_model_several_times(run: ObservedRun, evaluation: EvaluationFigures) -> bool:
     """Whether an evaluation calls the model more often than it reads batches.
 
     Then its figures may come from outputs that no loss got, so they may differ from the outcomes.
     """
     for _, record in run.all(EvaluatedSamples):
-        is_of_evaluation = (record.step, record.phase) == (evaluated.step, evaluated.phase)
+        is_of_evaluation = (record.step, record.phase) == (evaluation.step, evaluation.phase)
         if is_of_evaluation and record.model_calls > record.batch_count:
             return True
     return False

@@ -1,7 +1,7 @@
 """Checks that training uses each sample once an epoch, and an evaluation each sample once."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from common.tools.prove.checks.base import Check
 from common.tools.prove.checks.evaluation_samples import (
@@ -40,15 +40,24 @@ def judge_samples(bench: Bench) -> Verdict:
         causes += causes_of(run, element_counts)
     if not completed_epochs(distributed):
         causes.append(NO_COMPLETED_EPOCH)
-    evaluations = sum(len(complete_evaluations(run)) for run in runs)
-    samples = bench.reference.start_record.split_sizes["train"]
-    starts = sum(len(run.processes_of_rank(0)) for run in runs)
-    epochs = ", ".join(f"{len(completed_epochs(run))} of {run.name}" for run in runs)
-    compared = (
-        f"{samples} training samples and {evaluations} evaluations, in {len(runs)} runs with "
-        f"{starts} starts; whole epochs: {epochs}{element_counts_in_words(element_counts)}"
-    )
+    compared = compared_in_words(runs) + element_counts_in_words(element_counts)
     return failed_verdict(compared, causes) if causes else Verdict(True, compared)
+
+
+def compared_in_words(runs: Sequence[ObservedRun]) -> str:
+    """Return how many samples, evaluations, starts and whole epochs were checked.
+
+    Args:
+        runs: the checked runs, the reference run first.
+    """
+    sample_count = runs[0].start_record.split_sizes["train"]
+    evaluation_count = sum(len(complete_evaluations(run)) for run in runs)
+    start_count = sum(len(run.processes_of_rank(0)) for run in runs)
+    epochs = ", ".join(f"{len(completed_epochs(run))} of {run.name}" for run in runs)
+    return (
+        f"{sample_count} training samples and {evaluation_count} evaluations, in {len(runs)} runs "
+        f"with {start_count} starts; whole epochs: {epochs}"
+    )
 
 
 def interrupted_runs(bench: Bench) -> Iterator[ObservedRun]:

@@ -81,11 +81,14 @@ def completed_epochs(run: ObservedRun) -> list[int]:
 
     It may have made them in several launches.
     """
-    updates: defaultdict[int, set[int]] = defaultdict(set)
+    steps_by_epoch: defaultdict[int, set[int]] = defaultdict(set)
     for record in final_micro_batches(run):
-        updates[record.epoch].add(record.step)
-    updates_per_epoch = run.start_record.updates_per_epoch
-    return sorted(epoch for epoch, steps in updates.items() if len(steps) == updates_per_epoch)
+        steps_by_epoch[record.epoch].add(record.step)
+    completed = []
+    for epoch, steps in sorted(steps_by_epoch.items()):
+        if len(steps) == run.start_record.updates_per_epoch:
+            completed.append(epoch)
+    return completed
 
 
 def cause_of_wrong_epoch(run: ObservedRun) -> Cause | None:
@@ -93,15 +96,15 @@ def cause_of_wrong_epoch(run: ObservedRun) -> Cause | None:
 
     The last, incomplete batch of an epoch is dropped, so that all updates have the same weight.
     """
-    started = run.start_record
-    size = started.split_sizes["train"]
-    samples_per_epoch = started.updates_per_epoch * started.samples_per_update
+    start = run.start_record
+    size = start.split_sizes["train"]
+    samples_per_epoch = start.updates_per_epoch * start.samples_per_update
     # How often each epoch used each sample.
-    uses: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    use_counts: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for record in final_micro_batches(run):
-        uses[record.epoch].update(record.sample_indices)
+        use_counts[record.epoch].update(record.sample_indices)
     completed = completed_epochs(run)
-    for epoch, counts in sorted(uses.items()):
+    for epoch, counts in sorted(use_counts.items()):
         repeated = [sample for sample, count in counts.items() if count > 1]
         if repeated:
             return Cause(

@@ -306,17 +306,17 @@ class RunObserver:
         count = len(micro_batches)
         for number, (batch, work) in enumerate(batches):
             if self.session.has_started:
-                samples = micro_batches[number].tolist()
-                self.before_evaluation_batch(loader, samples, batch, number, count)
+                sample_indices = micro_batches[number].tolist()
+                self.before_evaluation_batch(loader, sample_indices, batch, number, count)
             yield batch, work
 
     def before_evaluation_batch(
-        self, loader: Loader, samples: list[int], batch: Batch, number: int, count: int
+        self, loader: Loader, sample_indices: list[int], batch: Batch, number: int, count: int
     ) -> None:
         """Record a batch of an evaluation, or interrupt the run before the batch is used.
 
         Args:
-            samples: the sample indices of the batch.
+            sample_indices: those of the batch, in its order.
             number: the number of the batch, from 0.
             count: the number of batches that the loader yields.
         """
@@ -334,7 +334,7 @@ class RunObserver:
                 step=session.step,
                 phase=phase,
                 split=session.split_of(loader),
-                sample_indices=samples,
+                sample_indices=sample_indices,
                 batch_digest=digest_of_batch(batch),
                 generator_digests=generator_digests(run.device),
             )

@@ -43,14 +43,14 @@ class SplitPass:
         return first_of_each_sample(self.outcomes)
 
 
-def split_passes_of_evaluation(run: ObservedRun, evaluated: EvaluationFigures) -> list[SplitPass]:
+def split_passes_of_evaluation(run: ObservedRun, evaluation: EvaluationFigures) -> list[SplitPass]:
     """Return all passes of one evaluation over its split."""
-    evaluation = (evaluated.step, evaluated.phase, evaluated.split)
+    key = (evaluation.step, evaluation.phase, evaluation.split)
     losses_by_rank: list[list[EvaluationLoss]] = []
     for process in run.processes_of_launch(0):
         losses = []
         for loss in process.of(EvaluationLoss):
-            if (loss.step, loss.phase, loss.split) == evaluation:
+            if (loss.step, loss.phase, loss.split) == key:
                 losses.append(loss)
         losses_by_rank.append(losses)
     return split_passes_of(losses_by_rank)
