@@ -37,6 +37,11 @@ class CompleteEvaluation:
     figures: dict[str, float]
     read_counts: dict[str, Counter[int]]  # how often each sample was read, by split
 
+    @property
+    def in_words(self) -> str:
+        """The evaluation in words, such as "the final evaluation after update 6"."""
+        return f"the {self.phase} evaluation after update {self.step}"
+
 
 def complete_evaluations(run: ObservedRun) -> list[CompleteEvaluation]:
     """Return the evaluations of all launches, except those that were interrupted."""
@@ -127,30 +132,42 @@ def cause_of_evaluation(
         size: the number of samples in the split.
         counts_elements: whether the reference run counts elements of the samples.
     """
-    evaluation_name = f"the {evaluation.phase} evaluation after update {evaluation.step}"
     read_counts = evaluation.read_counts.get(evaluation.split)
     if read_counts is None:
-        return cause_of_other_split(evaluation, evaluation_name)
+        return cause_of_other_split(evaluation)
     if len(read_counts) < size:
         return Cause(
-            f"{evaluation_name} read {len(read_counts)} of the {size} samples of "
+            f"{evaluation.in_words} read {len(read_counts)} of the {size} samples of "
             f"{evaluation.split}",
             ADVICE,
         )
+    return cause_of_count(evaluation, size, counts_elements)
+
+
+def cause_of_count(
+    evaluation: CompleteEvaluation, size: int, counts_elements: bool
+) -> Cause | None:
+    """Return the cause if an evaluation that has read all samples counts them wrongly, or None.
+
+    Args:
+        size: the number of samples in the split.
+        counts_elements: whether the reference run counts elements of the samples.
+    """
+    read_counts = evaluation.read_counts[evaluation.split]
     # An evaluation may read its split several times. Each pass reads each sample at least once.
     passes = min(read_counts.values())
-    repeated = [sample for sample, count in read_counts.items() if count > passes]
+    repeated = [index for index, count in read_counts.items() if count > passes]
     logged_count = evaluation.figures.get("count")
     if logged_count is None and repeated:
         return Cause(
-            f"{evaluation_name} read {len(read_counts)} samples{repetitions_in_words(repeated)}, "
-            "and logs no `count`",
+            f"{evaluation.in_words} read {len(read_counts)} samples"
+            f"{repetitions_in_words(repeated)}, and logs no `count`",
             f"{ADVICE}; log `count`, the number of samples that count",
         )
     if logged_count in (None, size) or (counts_elements and not repeated):
         return None
     sentence = (
-        f"{evaluation_name} counted {logged_count:g} samples, and {evaluation.split} has {size}"
+        f"{evaluation.in_words} counted {logged_count:g} samples, and {evaluation.split} has {size}"
     )
     if repeated:
         return Cause(
@@ -173,7 +190,7 @@ def repetitions_in_words(repeated: list[int]) -> str:
     )
 
 
-def cause_of_other_split(evaluation: CompleteEvaluation, evaluation_name: str) -> Cause | None:
+def cause_of_other_split(evaluation: CompleteEvaluation) -> Cause | None:
     """Return the cause if an evaluation reads only splits that its figures do not stand for.
 
     This function is for an evaluation that has read no sample of its split. If the recipe has made
@@ -184,7 +201,7 @@ def cause_of_other_split(evaluation: CompleteEvaluation, evaluation_name: str) -
     if are_samples_unknown:
         return None
     return Cause(
-        f"{evaluation_name} stands for the split {evaluation.split}, but read only "
+        f"{evaluation.in_words} stands for the split {evaluation.split}, but read only "
         f"{' and '.join(splits)}",
         f"evaluate on the loader of {evaluation.split} that run.loaders(data) returns",
     )

@@ -22,9 +22,9 @@ def drawn_generators(run: ObservedRun) -> list[str]:
             if isinstance(record, MicroBatch):
                 micro_batch = record
             elif isinstance(record, RecordedMicroBatch) and micro_batch is not None:
-                names |= {
-                    *differing_common_keys(micro_batch.generator_digests, record.generator_digests)
-                }
+                before = micro_batch.generator_digests
+                after = record.generator_digests
+                names.update(differing_common_keys(before, after))
     # The loop may also draw from a generator that it passes to an operation of torch.
     own_draws = {f"that it passes to {draw.operation}" for _, draw in run.all(OwnDraw)}
     return [*sorted(names), *sorted(own_draws)]

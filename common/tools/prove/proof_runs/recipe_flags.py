@@ -120,9 +120,8 @@ def proof_flags(
         user_flags, "--effective-batch-size", batch_size * accumulation
     )
     accumulation = max(1, effective_batch_size // batch_size)
-    kept_flags = dict(user_flags)
-    for name in ("--gradient-accumulation-steps", "--effective-batch-size"):
-        kept_flags.pop(name, None)  # `accumulation` already follows from both
+    epochs = whole_number(user_flags, "--epochs", EPOCHS)
+    steps = whole_number(user_flags, "--max-steps", updates)
     flags: FlagValues = {
         "--batch-size": [str(batch_size)],
         "--gradient-accumulation-steps": [str(accumulation)],
@@ -130,8 +129,6 @@ def proof_flags(
         "--checkpoint-every": [str(CHECKPOINT_EVERY)],
         "--tracker": ["none"],
     }
-    epochs = whole_number(user_flags, "--epochs", EPOCHS)
-    steps = whole_number(user_flags, "--max-steps", updates)
     if "--max-steps" not in user_flags:
         flags["--epochs"] = [str(epochs)]
     if built_in is not None and config_class.dataset == "auto":
@@ -141,13 +138,21 @@ def proof_flags(
     # incomplete batch. The evaluation has an odd number of samples, so that its last batch and the
     # shares of the ranks are incomplete.
     return ProofFlags(
-        values=merged(flags, kept_flags),
+        values=merged(flags, without_accumulation(user_flags)),
         batch_size=batch_size,
         accumulation=accumulation,
         training_samples=updates_per_epoch * effective_batch_size
         + max(1, effective_batch_size // 2),
         evaluation_samples=4 * batch_size + max(1, batch_size // 2) + 1,
     )
+
+
+def without_accumulation(flags: FlagValues) -> FlagValues:
+    """Return flags without those from which the number of micro-batches in an update follows."""
+    kept_flags = dict(flags)
+    for name in ("--gradient-accumulation-steps", "--effective-batch-size"):
+        kept_flags.pop(name, None)
+    return kept_flags
 
 
 def whole_number(flags: FlagValues, name: str, default: int) -> int:
