@@ -11,7 +11,8 @@ receipt. Its packages import only packages that are above them in this list:
 - proof_runs: launches the runs of a proof, and keeps their records.
 - exact_comparison: compares runs that must give the same bits, and finds the causes of differences.
 - layouts: compares runs that make the same updates in different layouts.
-- checks: each module checks a guarantee.
+- checks: each module checks a guarantee. `training_samples`, `evaluation_samples` and
+  `samples_in_words` are parts of `samples`.
 
 A proof runs its checks one after the other. A check asks the bench for observed runs, reads their
 records, and returns a verdict. The words of this package:
