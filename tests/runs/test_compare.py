@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.tools.compare.command import main
 from common.tools.compare.comparison import compare as compare_runs
 from common.tools.compare.readers.sources import read_runs
-from common.tools.compare.table import notes
+from common.tools.compare.warnings_and_notes import notes
 from common.tools.workspace import metrics_of_panels
 from tests.launch import Finished, Runner, clean_environment, run_command
 

@@ -11,8 +11,9 @@ from common.storage.json_files import json_safe
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.missing_values import missing_value_warnings
 from common.tools.compare.readers.sources import read_runs
-from common.tools.compare.table import as_markdown, load_warnings, notes, show
+from common.tools.compare.report import as_markdown, show
 from common.tools.compare.verdicts import GroupVerdict, verdicts_of
+from common.tools.compare.warnings_and_notes import load_warnings, notes
 
 
 @dataclass(frozen=True)

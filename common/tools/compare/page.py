@@ -18,7 +18,7 @@ from common.system.printable import printable
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.group_table import has_repetitions
 from common.tools.compare.page_data import page_data
-from common.tools.compare.table import Report, TitledTable, report_of
+from common.tools.compare.report import Report, TitledTable, report_of
 
 FOLDER = Path(__file__).with_name("web")
 SUFFIXES = (".html", ".htm")

@@ -57,7 +57,8 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
         UserError: the file's suffix is not that of an image format, or the file can't be written.
     """
     styles = list(itertools.islice(itertools.cycle(STYLES), len(comparison.groups)))
-    metrics = list(dict.fromkeys(["loss", *(run.objective.metric for run in comparison.runs)]))
+    objective_metrics = [run.objective.metric for run in comparison.runs]
+    metrics = list(dict.fromkeys(["loss", *objective_metrics]))
     row_count = len(metrics) + 1
     figure = Figure(figsize=(13, 3.4 * row_count), layout="constrained", dpi=110)
     # The last row is full, too: it has the charts of `BARS` and the legend, as many as `X_AXES`.
@@ -72,6 +73,15 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
     bar_axes[0].set_yticks([])
     bar_axes[0].invert_yaxis()  # the baseline on top, as in the legend beside it
     draw_legend(legend_axes, comparison, styles)
+    save_figure(figure, file)
+
+
+def save_figure(figure: Figure, file: Path) -> None:
+    """Write a figure in the image format of the file's suffix.
+
+    Raises:
+        UserError: the suffix is not that of an image format, or the file can't be written.
+    """
     if file.suffix[1:].lower() not in FigureCanvasAgg(figure).get_supported_filetypes():
         raise UserError(
             f"--plot {file} does not end in a supported suffix",

@@ -14,8 +14,8 @@ from common.flags import field_name
 from common.objective import Objective
 from common.tools.compare.figures import standard_error
 from common.tools.compare.groups import SEED_FLAG
+from common.tools.compare.objective_text import decimals_for, scale_of, shown_interval
 from common.tools.compare.readers.run_record import RunRecord
-from common.tools.compare.sentences import decimals_for, scale_of, shown_interval
 from common.tools.recipe import Recipe
 from common.tools.statistics.contrasts import contrast_by_seeds
 from common.tools.statistics.samples import ConfidenceInterval, simultaneous_confidence

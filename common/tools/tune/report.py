@@ -16,7 +16,7 @@ from common.tools.compare.comparison import compare
 from common.tools.compare.readers.directory import read_directory
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.readers.sources import read_runs
-from common.tools.compare.table import show
+from common.tools.compare.report import show
 from common.tools.recipe import Recipe
 from common.tools.tune.certainty import certainty_lines
 from common.tools.tune.ranking import (

@@ -15,14 +15,15 @@ from common.tools.compare.group_table import group_cells, has_repetitions
 from common.tools.compare.groups import SEED_FLAG, SEED_LABEL
 from common.tools.compare.readers.run_record import RunRecord
 from common.tools.compare.readers.sources import read_runs
+from common.tools.compare.run_table import transposed_if_wide
 from common.tools.compare.setting_text import value_text
-from common.tools.compare.table import (
+from common.tools.compare.verdict_lines import correction_note, verdict_lines
+from common.tools.compare.verdicts import GroupVerdict, verdicts_of
+from common.tools.compare.warnings_and_notes import (
     LabelledWarning,
-    arranged,
     labelled_warnings,
     unfair_warnings,
 )
-from common.tools.compare.verdicts import GroupVerdict, correction_note, verdict_lines, verdicts_of
 
 # Files in the directory of the variants.
 TABLE = "table.md"
@@ -112,7 +113,7 @@ def compose_report(
     return VariantsReport(
         title=title_of(comparison.runs[0]),
         warnings=labelled_warnings(comparison, unfair_texts),
-        rows=arranged(group_cells(comparison)),
+        rows=transposed_if_wide(group_cells(comparison)),
         verdicts=verdicts,
         remarks=remarks_on_verdicts(comparison, verdicts, finished, seed_count, sets_seed),
     )

@@ -26,14 +26,16 @@ from common.tools.compare.output_formats import as_json
 from common.tools.compare.readers import wandb_runs
 from common.tools.compare.readers.sources import read_runs
 from common.tools.compare.readers.wandb_runs import record_of
-from common.tools.compare.table import as_markdown, notes, show, table_cells, unfair_warnings
+from common.tools.compare.report import as_markdown, show
+from common.tools.compare.run_table import run_cells
+from common.tools.compare.warnings_and_notes import notes, unfair_warnings
 from common.track.flat_config import flat, unflat
 from tests.unit.tools.compare.run_folders import FACTS, rows, write_run
 
 
 def table(*sources: str, target: float | None = None) -> dict[str, list[str]]:
     """Return the table of a comparison as one list of cells a label."""
-    cells = table_cells(compare(read_runs(sources), target))
+    cells = run_cells(compare(read_runs(sources), target))
     return {label: values for label, *values in cells}
 
 
@@ -130,7 +132,7 @@ def test_logs_without_times_give_steps(tmp_path: Path) -> None:
     first = write_run(tmp_path / "first")
     second = write_run(tmp_path / "second", logged=rows([0.6, 0.9], seconds=None))
     comparison = compare(read_runs([first, second]))
-    cells = {label: values for label, *values in table_cells(comparison)}
+    cells = {label: values for label, *values in run_cells(comparison)}
     assert cells["time to accuracy 0.9000"] == ["8.0 s (step 40)", "– (step 20)"]
 
 
@@ -188,7 +190,7 @@ def test_runs_on_more_processes_show_their_efficiency(tmp_path: Path) -> None:
         runs.append(write_run(tmp_path / str(processes), facts, rows([0.9], speed)))
     comparison = compare(read_runs([first, *runs]))
     assert not comparison.unfair_differences
-    shown = {label: values for label, *values in table_cells(comparison)}
+    shown = {label: values for label, *values in run_cells(comparison)}
     assert shown["processes"] == ["2", "8", "2", "1"]
     assert shown["throughput, samples/s"][1:] == ["3,000 (3.00×)", "1,100", "600 (0.60×)"]
     assert shown["efficiency over processes"] == ["–", "75%", "–", "120%"]
@@ -263,7 +265,7 @@ def test_unfinished_run_is_shown_with_its_status(status: str, shown: str, tmp_pa
     changes = {"config.learning_rate": 0.2}
     other = write_run(tmp_path / "other", changes, logged, status=status, reason=reason)
     comparison = compare(read_runs([first, other]))
-    cells = {label: values for label, *values in table_cells(comparison)}
+    cells = {label: values for label, *values in run_cells(comparison)}
     assert cells["status"] == ["finished", shown]
     assert cells["throughput, samples/s"][1] == "500 (0.50×)"
     assert cells["best accuracy, validation"][1] == "0.7000"
@@ -488,7 +490,7 @@ def test_comparison_is_printed_in_three_formats(
 def test_more_than_five_runs_are_rows(tmp_path: Path) -> None:
     """With fewer runs, each has a column."""
     sources = [write_run(tmp_path / f"run-{index}", {"config.seed": index}) for index in range(7)]
-    cells = table_cells(compare(read_runs(sources)))
+    cells = run_cells(compare(read_runs(sources)))
     assert [row[0] for row in cells] == ["", "run-0 (baseline)", *(f"run-{i}" for i in range(1, 7))]
     assert cells[3][cells[0].index("--seed")] == "2"
     assert as_markdown(compare(read_runs(sources))).count("\n| run-") == 7

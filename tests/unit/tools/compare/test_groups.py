@@ -18,11 +18,15 @@ from common.tools.compare.command import main
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.group_table import group_cells
 from common.tools.compare.missing_values import missing_value_warnings
+from common.tools.compare.objective_text import difference_text
 from common.tools.compare.plot import EVALUATION, draw_group
 from common.tools.compare.readers.sources import read_runs
-from common.tools.compare.sentences import difference_text, ratio_text_of_single_runs
-from common.tools.compare.table import as_markdown, load_warnings, notes, table_cells
-from common.tools.compare.verdicts import GroupVerdict, verdict_lines, verdicts_of
+from common.tools.compare.report import as_markdown
+from common.tools.compare.run_table import run_cells
+from common.tools.compare.throughput_text import ratio_text_of_single_runs
+from common.tools.compare.verdict_lines import verdict_lines
+from common.tools.compare.verdicts import GroupVerdict, verdicts_of
+from common.tools.compare.warnings_and_notes import load_warnings, notes
 from common.tools.statistics.contrasts import contrast_by_seeds, welch_contrast
 from common.tools.statistics.samples import ConfidenceInterval, Sample
 from tests.unit.tools.compare.run_folders import rows, write_run
@@ -339,7 +343,7 @@ def test_single_runs_get_no_verdict(tmp_path: Path) -> None:
         "0.9760 against 0.9700 with one seed each (standard errors of the samples 0.0108 and "
         "0.0121): repeat both with several seeds to tell which is better"
     )
-    cells = {label: values for label, *values in table_cells(comparison)}
+    cells = {label: values for label, *values in run_cells(comparison)}
     assert cells["  standard error, 200 samples"] == ["0.0121", "0.0108"]
     pair = write_seeds(tmp_path / "c", LOW[:2], {"config.dropout": 0.2})
     several = compared(pair, [second])
@@ -540,7 +544,7 @@ def test_machine_with_other_load_is_named(tmp_path: Path) -> None:
     (warning,) = load_warnings(comparison)
     assert warning.endswith(": 45% during busy, and at most 2% during others")
     assert f"> **busy machine** {warning}" in as_markdown(comparison)
-    cells = {label: values for label, *values in table_cells(comparison)}
+    cells = {label: values for label, *values in run_cells(comparison)}
     assert cells["CPU used by other programs"] == ["2%", "45%", "–"]
     assert load_warnings(compare(read_runs([busy]))) == []
     assert load_warnings(compare(read_runs([quiet, unknown]))) == []
@@ -552,11 +556,11 @@ def test_mfu_names_the_precision_of_its_peak(tmp_path: Path) -> None:
     changes = {"environment.mixed_precision": "bf16"}
     first = write_run(tmp_path / "first", changes, summary=mfu)
     second = write_run(tmp_path / "second", {**changes, "config.seed": 1}, summary=mfu)
-    cells = {label: values for label, *values in table_cells(compare(read_runs([first, second])))}
+    cells = {label: values for label, *values in run_cells(compare(read_runs([first, second])))}
     assert cells["MFU, of the bf16 peak"] == ["72.0%", "72.0%"]
     changes = {"environment.mixed_precision": "no", "peak": {"tflops": 0.1, "source": "measured"}}
     third = write_run(tmp_path / "third", changes, summary=mfu)
-    cells = {label: values for label, *values in table_cells(compare(read_runs([first, third])))}
+    cells = {label: values for label, *values in run_cells(compare(read_runs([first, third])))}
     assert cells["MFU"] == ["72.0% (of the bf16 peak)", "72.0% (of the measured fp32 peak)"]
 
 

@@ -30,7 +30,7 @@ from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.page import page_of
 from common.tools.compare.page_data import page_data
 from common.tools.compare.readers.run_record import RunRecord
-from common.tools.compare.table import report_of
+from common.tools.compare.report import report_of
 from tests.launch import REPOSITORY
 from tests.unit.tools.compare.run_folders import FACTS, rows, write_run
 
