@@ -16,8 +16,8 @@ from common.system.wording import counted
 
 SEPARATORS = (",", ";", "\t", "|")
 SEPARATOR_NAMES = {"\t": "tabs"}  # for messages; other separators are shown as they are
-# The advice for a file whose rows can't be told apart or differ in length. `builders` uses it if
-# pandas can't read a file.
+# The advice for a file whose rows can't be told apart or differ in length. `damaged_tables` uses it
+# if pandas can't read a file.
 RAGGED_ADVICE = (
     "give each row as many values as the header has names, put texts that contain a separator into "
     "quotes, and close each quote"

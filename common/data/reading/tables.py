@@ -14,7 +14,7 @@ from common.data.labelled_data.labels import LabelledData, is_missing_label
 from common.data.labelled_data.split_roles import choose_splits
 from common.data.mistakes import CORRECT_LABEL, no_values_error, single_class_error
 from common.data.prepared_data.cache import PreparedFacts
-from common.data.reading.builders import load_splits
+from common.data.reading.splits import load_splits
 from common.data.sources import BUILT_IN, DataSource
 from common.errors import UserError
 from common.system.wording import counted

@@ -22,6 +22,7 @@ FILE_BUILDERS = {
     ".parquet": "parquet",
 }
 TABLE_SUFFIXES = tuple(FILE_BUILDERS)
+TABLE_BUILDERS = frozenset(FILE_BUILDERS.values())
 # If links lead to one folder more often than this, the search for files might never end.
 MAX_VISITS = 16
 # The advice for links that lead nowhere.
