@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
 
-from common.checkpoints import export
+from common.checkpoints import model_weights
 from common.checkpoints.adapters import State
 from common.checkpoints.initial_copies import refusing_replaced_weights
 from common.console import warn
@@ -179,7 +179,7 @@ class Evaluations:
                 compare_weights_of_ranks(context)
                 best_model = self.model_to_export(kept)
                 self.networks.note_saved_as_best(best_model)
-                weights = export.weights_of(best_model)
+                weights = model_weights.weights_of(best_model)
                 context.checkpoints.save_best(context.progress.global_step, weights)
 
     def log_final(
@@ -245,4 +245,4 @@ class Evaluations:
         context.decisions.check(step)
         self.kept_step = best_step
         path, weights = context.checkpoints.read_best(best_step)
-        export.put_weights(bare_model, weights, path)
+        model_weights.put_weights(bare_model, weights, path)

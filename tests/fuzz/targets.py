@@ -26,7 +26,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from common.checkpoints.adapters import RandomState
-from common.checkpoints.export import load_weights, save_model
+from common.checkpoints.export import save_model
+from common.checkpoints.model_weights import load_weights
 from common.checkpoints.newest import restore_newest
 from common.checkpoints.state import Parts
 from common.config import parse_config

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from accelerate.utils import set_seed
 
-from common.checkpoints import export
+from common.checkpoints import initial_weights
 from common.checkpoints.adapters import State
 from common.checkpoints.initial_copies import checksums_of_matrices, copies_of, give_weights
 from common.config import TrainingConfig
@@ -55,7 +55,7 @@ def start(
     replaced_weights: frozenset[int] = frozenset()
     if context.config.init_from is not None:
         replaced_weights = load_initial(context, loaded, kept)
-        export.keep_initial(context.config, context.directory.path)
+        initial_weights.keep_initial(context.config, context.directory.path)
     planned = plan_run(context, loaded, plan, kept, description)
     earlier_config = config_to_resume(context)
     random_states = restore_checkpoint(planned, earlier_config)
@@ -79,7 +79,7 @@ def load_initial(context: Context, loaded: LoadedData, kept: KeptParts) -> froze
     checksums_before: frozenset[int] = frozenset()
     if config.evaluate_only:
         checksums_before = checksums_of_matrices(model)
-    export.load_initial(model, config, loaded.data.class_names)
+    initial_weights.load_initial(model, config, loaded.data.class_names)
     give_weights(model, copies.values())
     if copies and config.resume is None:  # a resume restores what the copies were later
         parts = f"{listed([*copies])} of run.keep(...)"

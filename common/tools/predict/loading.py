@@ -140,7 +140,7 @@ def load_recipe_model(folder: Path, facts: ModelFacts, recipe: RecipeArgument) -
         UserError: the file does not define the class, the arguments are missing or do not fit, or
             the weights do not fit.
     """
-    from common.checkpoints.export import load_weights
+    from common.checkpoints.model_weights import load_weights
 
     model_class = class_of_recipe(folder, facts, recipe)
     if facts.arguments is None:

@@ -14,12 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from common.checkpoints import export
-from common.checkpoints.export import (
-    load_weights,
-    model_folder,
-    save_model,
-)
+from common.checkpoints.export import save_model
+from common.checkpoints.model_weights import load_weights
 from common.errors import UserError
+from common.run_directory.finished_model import model_folder
 from common.run_directory.init_from import weights_file
 from common.storage import files
 

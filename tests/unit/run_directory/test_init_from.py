@@ -14,7 +14,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from common.checkpoints.export import keep_initial, load_initial, save_model
+from common.checkpoints.export import save_model
+from common.checkpoints.initial_weights import keep_initial, load_initial
 from common.data.images import load_images
 from common.data.sources import find_named
 from common.errors import UserError
