@@ -17,7 +17,8 @@ from common.checkpoints.shards import local
 from common.console import say
 from common.data.loader import Loader
 from common.data.samples import Work
-from common.measure.memory import MEBIBYTE, MemoryTracker, device_memory, memory_now, peaks
+from common.measure.memory import MEBIBYTE, MemoryTracker, memory_now, peaks
+from common.measure.memory_limits import device_memory
 from common.measure.stopwatch import FIRST_UPDATES
 from common.models.compile import is_compiled
 from common.run_directory.records import MemoryPlanFacts
@@ -202,7 +203,7 @@ class MemoryPlan:
         self.complete()  # a short run has not reached `FIRST_UPDATES`
         planned = self.planned | {"total": self.total}
         measured = self.measured | self.lasting_mib()
-        most_in_use, _ = peaks(self.device)
+        most_in_use = peaks(self.device).in_use
         measured["total"] = most_in_use / MEBIBYTE
         names = (*PLANNED_AT_START, "activations", "workspace", "total")
         return [(name, planned.get(name), measured.get(name)) for name in names]

@@ -193,7 +193,7 @@ class Meters:
         """
         readings = memory_used(self.device)
         # The summary shows the peak, and not the memory at the end.
-        readings[HOST_MEMORY] = peaks(torch.device("cpu"))[0] / MEBIBYTE
+        readings[HOST_MEMORY] = peaks(torch.device("cpu")).in_use / MEBIBYTE
         loss = self.sums.last_update_loss()
         numbers = [loss.value, loss.micro_batches, *self.load.times().values()]
         figures, rows = self.gather_figures(self.stopwatch.steady_interval, readings, numbers)

@@ -18,11 +18,8 @@ from accelerate.state import PartialState
 
 from common.config import Precision, TrainingConfig
 from common.errors import UserError
-from common.measure.memory import limit_memory
-from common.system.devices import (
-    default_device,
-    is_cpu_asked_for,
-)
+from common.measure.memory_limits import limit_memory
+from common.system.devices import default_device, is_cpu_asked_for
 from common.system.network import set_gloo_interface
 from common.system.processor import cpu_threads
 from common.training.gradients.averaging import ddp_options

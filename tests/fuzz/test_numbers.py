@@ -71,7 +71,7 @@ def test_extremes(tmp_path: Path, flags: tuple[object, ...], expected: str | Non
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system counts what is asked for")
 def test_more_than_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of many pieces, each of which fits, ends with advice; nothing kills the run."""
-    monkeypatch.setattr("common.measure.memory.device_memory", lambda device: 64 * 2**20)
+    monkeypatch.setattr("common.measure.memory_limits.device_memory", lambda device: 64 * 2**20)
     error, _ = run(*FLAGS, "--output-dir", tmp_path / "run", "--hidden-sizes", *[1500] * 10)
     assert isinstance(error, UserError), repr(error)
     assert "lower --hidden-sizes, or" in error.message

@@ -17,7 +17,7 @@ from common.lifecycle.end import releasing
 from common.lifecycle.end.error_report import claim_report
 from common.lifecycle.stages import Context, Stages
 from common.lifecycle.tensor_errors import likely_cause_of
-from common.measure.memory import lift_limit
+from common.measure.memory_limits import lift_limit
 from common.run_directory.directory import LOST_AGAIN, LOST_AGAIN_ADVICE, RunDirectory
 from common.run_directory.status import read_status
 from common.system.launch_variables import is_launched

@@ -10,7 +10,7 @@ from common.errors import Preempted, UserError
 from common.lifecycle.crossed_shapes import allow_crossed_shapes
 from common.lifecycle.end.error_report import report_once
 from common.lifecycle.stages import Context
-from common.measure.memory import lift_limit
+from common.measure.memory_limits import lift_limit
 from common.ranks.agreement import announcements
 from common.system.allocator import HEAP
 from common.training.launch.notebook import forget_accelerator

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from common.checkpoints.adapters import bare_optimizer
 from common.data.loader import Loader, free_memory_bytes
 from common.failures.error_causes import is_out_of_memory
-from common.measure import memory
+from common.measure import memory, memory_limits
 from common.measure.flops import ComputeLoss
 from common.measure.memory_plan import mebibytes, optimizer_state_bytes, state_tensors
 from common.models.compile import as_written, is_compiled
@@ -57,7 +57,7 @@ def time_size(
     device = loader.device
     spare_bytes = 0.0
     if is_accelerator(device) and is_compiled(model):
-        spare_bytes = COMPILE_MARGIN * memory.device_memory(device)
+        spare_bytes = COMPILE_MARGIN * memory_limits.device_memory(device)
     restore_buffers = keep_buffers(model)
     tracker = memory.MemoryTracker(device)
     model.train()
@@ -79,7 +79,7 @@ def time_size(
         gc.collect()
         empty_cache(device)
     # A container may have a limit of its own.
-    free_within_limit = memory.device_memory(device) - memory.memory_now(device)
+    free_within_limit = memory_limits.device_memory(device) - memory.memory_now(device)
     free_bytes = min(free_memory_bytes(device), free_within_limit)
     # Twice the size may take twice the memory.
     needed_bytes = 2 * tracker.delta_mib * memory.MEBIBYTE

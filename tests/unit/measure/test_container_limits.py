@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.measure import memory
+from common.measure import memory_limits, process_memory
 
 MIB = 2**20
 
@@ -46,10 +46,10 @@ def test_smallest_limit_of_all_levels_counts(
         write_limits(folder / ("unified" if is_hybrid else ""), path, "memory.max", limits)
     (folder / "cgroup").write_text(lines)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "OWN_CGROUPS", folder / "cgroup")
-        patch.setattr(memory, "CGROUPS", folder)
-        patch.setattr(memory, "total_memory", lambda: 500_000 * MIB)
-        device_memory = memory.device_memory(torch.device("cpu"))
+        patch.setattr(memory_limits, "OWN_CGROUPS", folder / "cgroup")
+        patch.setattr(memory_limits, "CGROUPS", folder)
+        patch.setattr(memory_limits, "total_memory", lambda: 500_000 * MIB)
+        device_memory = memory_limits.device_memory(torch.device("cpu"))
     known = [limit for limit in limits if limit is not None]
     assert device_memory == min([500_000 * MIB, *known])
 
@@ -60,9 +60,9 @@ def test_container_sees_its_limit_at_the_root(
     """Paths outside the container do not exist inside it."""
     (tmp_path / "cgroup").write_text("0::/../../system.slice/docker-1.scope\n")
     (tmp_path / "memory.max").write_text(f"{7 * MIB}\n")
-    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    assert memory.container_limits() == [7 * MIB]
+    monkeypatch.setattr(memory_limits, "OWN_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(memory_limits, "CGROUPS", tmp_path)
+    assert memory_limits.container_limits() == [7 * MIB]
 
 
 def test_memory_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,9 +71,9 @@ def test_memory_is_known_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise FileNotFoundError("/proc/meminfo")
 
-    monkeypatch.setattr(memory.psutil, "virtual_memory", fail)
-    monkeypatch.setattr(memory, "own_process", lambda: None)
-    monkeypatch.setattr(memory, "OWN_CGROUPS", Path("/none/cgroup"))
-    assert memory.device_memory(torch.device("cpu")) > 10 * MIB
-    assert memory.resident_bytes() > 10 * MIB
-    assert memory.own_data_bytes() == 0
+    monkeypatch.setattr(memory_limits.psutil, "virtual_memory", fail)
+    monkeypatch.setattr(process_memory, "own_process", lambda: None)
+    monkeypatch.setattr(memory_limits, "OWN_CGROUPS", Path("/none/cgroup"))
+    assert memory_limits.device_memory(torch.device("cpu")) > 10 * MIB
+    assert process_memory.resident_bytes() > 10 * MIB
+    assert process_memory.own_data_bytes() == 0

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.measure import memory
-from common.measure.memory import MemoryTracker, device_memory
+from common.measure import memory, process_memory
+from common.measure.memory import NO_PEAKS, MemoryTracker
 from common.measure.memory import peaks as peaks_of
+from common.measure.memory_limits import device_memory
 
 SIZE = 256  # MiB; the heap that earlier tests left has to grow for it
 
@@ -21,12 +22,12 @@ def touched(mebibytes: int) -> torch.Tensor:
 @pytest.fixture
 def without_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a system on which the peak of a process cannot be reset."""
-    monkeypatch.setattr(memory, "CLEAR_REFS", Path("/proc/self/no-such-file/clear_refs"))
+    monkeypatch.setattr(process_memory, "CLEAR_REFS", Path("/proc/self/no-such-file/clear_refs"))
 
 
 def test_tracker_measures_a_kept_tensor() -> None:
     """A kept tensor's size is the block's delta and kept memory, and part of the peak."""
-    before = memory.resident_bytes() / 2**20
+    before = process_memory.resident_bytes() / 2**20
     with MemoryTracker("cpu") as tracked:
         tensor = touched(SIZE)
     assert tracked.delta_mib == pytest.approx(SIZE, rel=0.05)
@@ -48,8 +49,8 @@ def test_tracker_measures_a_freed_tensor() -> None:
 @pytest.mark.usefixtures("without_reset")
 def test_tracker_without_reset_sees_only_new_peaks() -> None:
     """A peak below an earlier one cannot be told."""
-    highest = peaks_of(torch.device("cpu"))[0]
-    more = (highest - memory.resident_bytes()) // 2**20 + SIZE
+    highest = peaks_of(torch.device("cpu")).in_use
+    more = (highest - process_memory.resident_bytes()) // 2**20 + SIZE
     with MemoryTracker("cpu") as tracked:
         touched(more)
     assert tracked.delta_mib == pytest.approx(more, rel=0.05)
@@ -61,11 +62,11 @@ def test_tracker_without_reset_sees_only_new_peaks() -> None:
 def test_tracker_ignores_earlier_peaks() -> None:
     """The process's own peak still has them."""
     touched(2 * SIZE)
-    highest = peaks_of(torch.device("cpu"))[0]
+    highest = peaks_of(torch.device("cpu")).in_use
     with MemoryTracker("cpu") as tracked:
         touched(SIZE)
     assert tracked.delta_mib == pytest.approx(SIZE, rel=0.1)
-    assert peaks_of(torch.device("cpu"))[0] >= highest
+    assert peaks_of(torch.device("cpu")).in_use >= highest
 
 
 def test_trackers_nest() -> None:
@@ -116,7 +117,7 @@ def test_peaks_of_a_gpu_are_found_by_both_of_its_names(
 ) -> None:
     """A tracker of `cuda` resets the peak, and the metrics of `cuda:0` still have it."""
     peaks = {"now": 700, "reserved": 900}
-    monkeypatch.setattr(memory, "EARLIER_PEAKS", defaultdict(lambda: [(0, 0)]))
+    monkeypatch.setattr(memory, "EARLIER_PEAKS", defaultdict(lambda: [NO_PEAKS]))
     for function, answer in {
         "current_device": lambda: 0,
         "memory_allocated": lambda device: 100 * 2**20,

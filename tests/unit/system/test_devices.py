@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from common.checkpoints.adapters import OptimizerState, RandomState
-from common.measure import memory
+from common.measure import memory, memory_limits
 from common.system import devices
 from common.system.devices import streams, trials
 from common.training.evaluation.mode import seed_generators
@@ -320,7 +320,7 @@ def test_copies_without_pinned_memory_are_waited_for(
 def test_device_without_memory_figures_reports_the_host() -> None:
     """No figure claims to be the device's."""
     assert memory.memory_used(OTHER).keys() == {"memory/host_rss_mib"}
-    assert memory.device_memory(OTHER) == memory.device_memory(CPU)
+    assert memory_limits.device_memory(OTHER) == memory_limits.device_memory(CPU)
     assert memory.memory_now(OTHER) > 2**20
     with memory.MemoryTracker(OTHER) as tracker:
         pass
@@ -335,7 +335,7 @@ def test_device_without_peaks_reports_current_memory(module: SimpleNamespace) ->
     used = memory.memory_used(OTHER)
     assert used.keys() == {"memory/allocated_mib", "memory/host_rss_mib"}
     assert used["memory/allocated_mib"] == 3
-    assert memory.device_memory(OTHER) == 10 * 2**20
+    assert memory_limits.device_memory(OTHER) == 10 * 2**20
     assert devices.memory_room(OTHER) == (6 * 2**20, 10 * 2**20)
     with memory.MemoryTracker(OTHER) as tracker:
         module.current_allocated_memory = lambda: 5 * 2**20
@@ -352,10 +352,12 @@ def test_device_with_peaks_reports_them(
     module.mem_get_info = lambda device: (7 * 2**20, 16 * 2**20)
     resets: list[torch.device] = []
     module.reset_peak_memory_stats = resets.append
-    monkeypatch.setattr(memory, "EARLIER_PEAKS", type(memory.EARLIER_PEAKS)(lambda: [(0, 0)]))
+    monkeypatch.setattr(
+        memory, "EARLIER_PEAKS", type(memory.EARLIER_PEAKS)(lambda: [memory.NO_PEAKS])
+    )
     used = memory.memory_used(OTHER)
     assert (used["memory/peak_allocated_mib"], used["memory/peak_reserved_mib"]) == (5, 8)
-    assert memory.device_memory(OTHER) == 16 * 2**20
+    assert memory_limits.device_memory(OTHER) == 16 * 2**20
     with memory.MemoryTracker(OTHER) as tracker:
         pass
     assert resets == [OTHER]
