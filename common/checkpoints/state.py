@@ -100,13 +100,7 @@ class Parts:
                 value that a checkpoint can't hold.
         """
         self.check_name(name)
-        saved: Stateful = part
-        if isinstance(part, torch.Generator):
-            saved = GeneratorState(part)
-        elif isinstance(part, nn.Module):
-            saved = extract_model_from_parallel(part)
-        elif isinstance(part, torch.optim.Optimizer):
-            saved = OptimizerState(part)
+        saved = adapted(part)
         if isinstance(saved, nn.Module) and shared:
             saved = Network(saved)
             self.of_rank[name] = saved  # for its buffers
@@ -299,6 +293,18 @@ class Parts:
                 f"either the checkpoint or this run lacks {names}",
                 advice=MODEL_ADVICE,
             )
+
+
+def adapted(part: Stateful) -> Stateful:
+    """Return the object whose state is saved for a part: an adapter, or the part itself."""
+    if isinstance(part, torch.Generator):
+        return GeneratorState(part)
+    if isinstance(part, torch.optim.Optimizer):
+        return OptimizerState(part)
+    if isinstance(part, nn.Module):
+        bare_module: nn.Module = extract_model_from_parallel(part)
+        return bare_module
+    return part
 
 
 def without_shards(state: object) -> object:

@@ -75,21 +75,12 @@ def choose_source(
             all ranks.
     """
     configuration = own_configuration(config)
+    may_use_public = public_on_cpu or accelerator.device.type != "cpu"
 
     def choose() -> DataSource:
-        if config.dataset != "auto":
-            return find_named(config.dataset, configuration, config.resume is not None)
-        if accelerator.device.type == "cpu" and not public_on_cpu:
-            reason = (
-                f"auto: on a CPU, this recipe trains on {built_in}; for {public}, pass --dataset "
-                f"{public}"
-            )
-            return built_in_source(built_in, reason)
-        source = source_on_hub(public, configuration=None, reason="auto: from the Hub")
-        if source is not None:
-            return source
-        reason = f"auto: {public} is not cached, and the Hub does not answer"
-        return built_in_source(built_in, reason)
+        if config.dataset == "auto":
+            return automatic_source(public, built_in, may_use_public)
+        return find_named(config.dataset, configuration, config.resume is not None)
 
     source = ask_rank_zero(choose)
     if config.streaming and source.location in BUILT_IN:
@@ -102,6 +93,27 @@ def choose_source(
         return source
     assert config.init_from is not None  # `--evaluate-only` is refused without it
     return for_evaluation(source, config.init_from)
+
+
+def automatic_source(public: str, built_in: str, may_use_public: bool) -> DataSource:
+    """Return the data set that ``--dataset auto`` means.
+
+    Args:
+        public: the short name of the recipe's public data set.
+        built_in: the built-in data set that takes its place.
+        may_use_public: whether the public data set may be taken on this device.
+    """
+    if not may_use_public:
+        reason = (
+            f"auto: on a CPU, this recipe trains on {built_in}; for {public}, pass --dataset "
+            f"{public}"
+        )
+        return built_in_source(built_in, reason)
+    source = source_on_hub(public, configuration=None, reason="auto: from the Hub")
+    if source is not None:
+        return source
+    reason = f"auto: {public} is not cached, and the Hub does not answer"
+    return built_in_source(built_in, reason)
 
 
 def for_evaluation(source: DataSource, model: str) -> DataSource:

@@ -5,6 +5,7 @@ A run that only evaluates needs to know them, to leave out samples on which the 
 
 import os
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.config import TrainingConfig
 from common.errors import UserError
@@ -28,6 +29,13 @@ class TrainedOn:
     sizes: dict[str, int]  # samples of each split; empty: not known
 
 
+class Generation(NamedTuple):
+    """One run of a model's history."""
+
+    trained_on: TrainedOn
+    initial_model: str | None  # the folder of the run's initial weights, if they come from a run
+
+
 def training_history(model: str | None) -> list[TrainedOn]:
     """Return the data on which a model was trained.
 
@@ -45,36 +53,46 @@ def training_history(model: str | None) -> list[TrainedOn]:
     if model is not None and os.path.isfile(model):
         return history
     while model is not None and len(history) < MAX_GENERATIONS:
-        try:
-            folder = weights_file(model).parent
-        except UserError:  # not reported here, because the code that loads the weights does so
+        generation = generation_of(model)
+        if generation is None:
             break
-        contents = read_json_if_there(folder.parent / CONFIG)
-        # The model belongs to a run if its folder has this name and both JSON files exist.
-        if folder.name != MODEL_FOLDER or not (folder / MODEL_JSON).is_file() or contents is None:
-            break
-        # `excerpt_of` accepts old and edited files, which may still say on which data the run
-        # trained.
-        saved = excerpt_of(contents)
-        if saved.config_flags is None or saved.data is None:
-            break
-        config = saved.config_flags
-        history.append(
-            TrainedOn(
-                run=str(folder.parent),
-                dataset=str(config.get("dataset")),
-                configuration=config.get("dataset_config"),
-                validation_share=config.get("validation_share"),
-                fingerprint=saved.data.fingerprint,
-                sizes=saved.data.sizes or {},
-            )
-        )
-        initial_model = config.get("init_from")
-        # Only a folder can be a run: a single file or a model of the Hub does not say which run it
-        # comes from.
-        is_run = isinstance(initial_model, str) and os.path.isdir(initial_model)
-        model = initial_model if is_run else None
+        history.append(generation.trained_on)
+        model = generation.initial_model
     return history
+
+
+def generation_of(model: str) -> Generation | None:
+    """Return the data and the initial model of the run that a model comes from.
+
+    The result is None if the run is not known; see `training_history`.
+    """
+    try:
+        folder = weights_file(model).parent
+    except UserError:  # not reported here, because the code that loads the weights does so
+        return None
+    contents = read_json_if_there(folder.parent / CONFIG)
+    # The model belongs to a run if its folder has this name and both JSON files exist.
+    if folder.name != MODEL_FOLDER or not (folder / MODEL_JSON).is_file() or contents is None:
+        return None
+    # `excerpt_of` accepts old and edited files, which may still say on which data the run trained.
+    saved = excerpt_of(contents)
+    if saved.config_flags is None or saved.data is None:
+        return None
+    config = saved.config_flags
+    trained_on = TrainedOn(
+        run=str(folder.parent),
+        dataset=str(config.get("dataset")),
+        configuration=config.get("dataset_config"),
+        validation_share=config.get("validation_share"),
+        fingerprint=saved.data.fingerprint,
+        sizes=saved.data.sizes or {},
+    )
+    initial_model = config.get("init_from")
+    # Only a folder can be a run: a single file or a model of the Hub does not say which run it
+    # comes from.
+    if not isinstance(initial_model, str) or not os.path.isdir(initial_model):
+        initial_model = None
+    return Generation(trained_on, initial_model)
 
 
 def own_configuration(config: TrainingConfig) -> str | None:

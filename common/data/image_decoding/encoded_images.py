@@ -121,15 +121,14 @@ def read_images(
     # Other processes of this machine wait for these images, so all cores are free.
     worker_count = min(usable_cores(), MAX_WORKERS) if has_workers else 0
     images = EncodedImages(split, column, read)
-    lists_in_memory = 1 + PREFETCHED * worker_count
-    images_at_once = 1 + RESULT_BYTES // (lists_in_memory * result_bytes)
-    lists = torch.arange(len(split)).split(min(IMAGES_AT_ONCE, images_at_once))
+    length = list_length(worker_count, result_bytes)
+    lists_of_indices = torch.arange(len(split)).split(length)
     workers = Workers(
         images, worker_count, torch.device("cpu"), DECODING_PATIENCE, never, DECODER_NAMES
     )
     unreadable: list[UnreadableImage] = []
     try:
-        for results in workers.fetched(lists, None):
+        for results in workers.fetched(lists_of_indices, None):
             unreadable += [result for result in results if isinstance(result, UnreadableImage)]
             if len(unreadable) >= MOST_UNREADABLE:
                 break
@@ -146,6 +145,13 @@ def read_images(
         workers.close()
     if unreadable:
         raise unreadable_error(unreadable)
+
+
+def list_length(worker_count: int, result_bytes: int) -> int:
+    """Return how many results to put into a list, so that all waiting lists fit into memory."""
+    lists_in_memory = 1 + PREFETCHED * worker_count
+    most_that_fit = 1 + RESULT_BYTES // (lists_in_memory * result_bytes)
+    return min(IMAGES_AT_ONCE, most_that_fit)
 
 
 def unreadable_error(unreadable: list[UnreadableImage]) -> UserError:

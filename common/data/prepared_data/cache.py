@@ -96,8 +96,7 @@ def cached(
         ensure_cache(folder, partial(prepare, source, **settings))
         contents = read_json(folder / FACTS_JSON)
         arrays = {
-            split: [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in array_names]
-            for split in contents.pop("splits")
+            split: load_arrays(folder, split, array_names) for split in contents.pop("splits")
         }
     # Remove the digests and the signature, which `make_cache` has added.
     digests = contents.pop("files")
@@ -107,6 +106,11 @@ def cached(
     # The rest has the type that `prepare` returned: the signature shows that no one has edited the
     # file.
     return Prepared(folder, cast(FactsType, contents), arrays)
+
+
+def load_arrays(folder: Path, split: str, array_names: Iterable[str]) -> list[np.ndarray]:
+    """Return the arrays of a split, memory-mapped and read-only."""
+    return [np.load(folder / f"{split}_{name}.npy", mmap_mode="r") for name in array_names]
 
 
 def ensure_cache(folder: Path, fill: Callable[[Path], PreparedFacts]) -> None:

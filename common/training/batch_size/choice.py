@@ -72,11 +72,7 @@ def choose_batch_size(
     rates = {result.size: result.rate for result in results if result.outcome == "fits"}
     same_updates = [size for size in rates if per_update % size == 0]
     if not same_updates:
-        data_bytes = placed_bytes(loader.device, loaders.values())
-        raise TrainingError(
-            "out of memory even with one sample per batch",
-            advice=one_sample_advice(config, has_placed_data=data_bytes > 0),
-        )
+        raise one_sample_error(config, loaders)
     # If the requested size does not fit, begin with the largest size that fits.
     start = requested if requested in rates else same_updates[-1]
     chosen = fastest_size(rates, same_updates, start)
@@ -84,9 +80,18 @@ def choose_batch_size(
     say_fastest(fastest_of_all, per_update)
     accumulation = per_update // chosen
     if chosen != requested:
-        reason = "does not fit" if chosen < requested else "is slower"
-        say(f"batch size {requested} {reason}; the run uses {chosen} × {accumulation} accumulated")
+        say_change(requested, chosen, accumulation)
     return chosen, accumulation
+
+
+def one_sample_error(config: TrainingConfig, loaders: Mapping[str, Loader]) -> TrainingError:
+    """Return the error for a run in which not even one sample per batch fits into memory."""
+    device = loaders["train"].device
+    has_placed_data = placed_bytes(device, loaders.values()) > 0
+    return TrainingError(
+        "out of memory even with one sample per batch",
+        advice=one_sample_advice(config, has_placed_data=has_placed_data),
+    )
 
 
 def sizes_to_try(requested: int, per_update: int, largest: int) -> list[int]:
@@ -197,6 +202,12 @@ def fastest_size(rates: Mapping[int, float], sizes: Iterable[int], start: int) -
         if size > best and rates[size] >= MIN_SPEEDUP * rates[best]:
             best = size
     return best
+
+
+def say_change(requested: int, chosen: int, accumulation: int) -> None:
+    """Print why the run does not use the requested size, and what it uses instead."""
+    reason = "does not fit" if chosen < requested else "is slower"
+    say(f"batch size {requested} {reason}; the run uses {chosen} × {accumulation} accumulated")
 
 
 def say_fastest(size: int, per_update: int) -> None:
