@@ -52,7 +52,7 @@ MERELY_COPY = (
     "common.flags",
     "common.command_line.",
     "common.lifecycle.start.environment",  # and environment_changes, which reads no flag
-    "common.run_directory.resume",
+    "common.run_directory.resume",  # and resume_search
     "common.track.",
     "common.profile.",
 )

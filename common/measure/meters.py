@@ -27,14 +27,8 @@ from common.measure.memory import MEBIBYTE, memory_used, peaks
 from common.measure.peak import peak_tflops
 from common.measure.power import PowerMeter
 from common.measure.rising_memory import RisingMemoryWatch
-from common.measure.stopwatch import (
-    ClockState,
-    Interval,
-    RunClock,
-    Stopwatch,
-    StopwatchState,
-    throughput,
-)
+from common.measure.run_clock import ClockState, RunClock
+from common.measure.stopwatch import Interval, Stopwatch, StopwatchState, throughput
 from common.measure.training_sums import TrainingSums, TrainingSumsState
 from common.measure.value_checks import Metrics, require_loss_and_metrics
 from common.metric_names import (

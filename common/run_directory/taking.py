@@ -20,7 +20,8 @@ from common.run_directory.effective_batch import ResumableConfig
 from common.run_directory.excerpts import excerpt_of
 from common.run_directory.identity import saved_run_id
 from common.run_directory.records import CHECKPOINTS_FOLDER, CONFIG, STATUS
-from common.run_directory.resume import read_run, require_unchanged_run, say_finished
+from common.run_directory.resume import require_unchanged_run, say_finished
+from common.run_directory.run_to_resume import read_run
 from common.run_directory.status import read_status, write_outcome
 from common.storage.files import LOCK, locked
 from common.storage.json_files import read_json

@@ -19,7 +19,8 @@ from common.errors import UserError
 from common.flags import role_of
 from common.run_directory.effective_batch import keep_effective_batch
 from common.run_directory.identity import edited_config_error
-from common.run_directory.resume import RunToResume, read_run, require_unchanged_run
+from common.run_directory.resume import require_unchanged_run
+from common.run_directory.run_to_resume import RunToResume, read_run
 from common.storage.digests import signed
 from common.storage.files import LOCK, locked
 from tests.launch import RECIPES
@@ -68,7 +69,7 @@ def test_only_free_flags_may_change_on_resume(
         if name in ("config", "resume", "output_dir", *batch):
             continue
         value = other_value(resolved, name)
-        if role_of(owner, name).free:
+        if role_of(owner, name).free_on_resume:
             free_words += words(owner, name, value)
             free_values[name] = value
         else:
