@@ -22,26 +22,28 @@ class Role(NamedTuple):
     """How the tools and a resume treat a flag's value."""
 
     repeated: bool  # `--config` takes it from the earlier run
-    free: bool  # a resume may change it, because what the model learns does not depend on it
+    # A resume may change it, because what the model learns does not depend on it.
+    free_on_resume: bool
     compared: bool  # `recipes compare` shows where runs differ in it
     searched: bool  # `recipes tune` may try values for it
 
 
 ROLES = {
     # The role of most flags: they change what the model learns.
-    "learning": Role(repeated=True, free=False, compared=True, searched=True),
-    # Flags that change what the model learns, and how much memory is used.
-    "size": Role(repeated=True, free=False, compared=True, searched=True),
+    "learning": Role(repeated=True, free_on_resume=False, compared=True, searched=True),
+    # Flags that change what the model learns, and how much memory is used. They are treated as
+    # those above.
+    "size": Role(repeated=True, free_on_resume=False, compared=True, searched=True),
     # Flags that name the data.
-    "data": Role(repeated=True, free=False, compared=True, searched=False),
+    "data": Role(repeated=True, free_on_resume=False, compared=True, searched=False),
     # How fast or how often something happens.
-    "pace": Role(repeated=True, free=True, compared=True, searched=True),
+    "pace": Role(repeated=True, free_on_resume=True, compared=True, searched=True),
     # Where and how results are reported.
-    "record": Role(repeated=True, free=True, compared=False, searched=False),
+    "record": Role(repeated=True, free_on_resume=True, compared=False, searched=False),
     # Flags that belong to one run alone, such as its directory.
-    "once": Role(repeated=False, free=True, compared=False, searched=False),
+    "once": Role(repeated=False, free_on_resume=True, compared=False, searched=False),
     # The kind of run, such as `--evaluate-only`.
-    "kind": Role(repeated=False, free=False, compared=False, searched=False),
+    "kind": Role(repeated=False, free_on_resume=False, compared=False, searched=False),
 }
 
 

@@ -71,7 +71,7 @@ def prepared() -> Iterator[None]:
         patch.setattr("common.measure.memory_plan.optimizer_state_bytes", lambda *_: None)
         patch.setattr("common.measure.machine_load.own_seconds", float)
         patch.setattr(environment, "commit_of_library", lambda: None)
-        patch.setattr(environment, "digest_of_code", lambda recipe_file: None)
+        patch.setattr(environment, "digest_of_code_beside", lambda recipe_file: None)
         patch.setattr(ProvenanceWriter, "begin", lambda *_: None)
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(environment.metadata, "version", lambda name: versions)

@@ -48,12 +48,12 @@ def find_flag_uses(recipe_file: Path) -> FlagUses:
     uses = FlagUses()
     if not look_into(recipe_file, uses):
         return FlagUses(is_known=False)
-    for path in own_modules(recipe_file):
+    for path in nearby_modules(recipe_file):
         look_into(path, uses)
     return uses
 
 
-def own_modules(recipe_file: Path) -> Iterator[Path]:
+def nearby_modules(recipe_file: Path) -> Iterator[Path]:
     """Yield the files of the user's modules that the recipe has imported.
 
     They are the modules anywhere in the recipe's folder or in the current directory.

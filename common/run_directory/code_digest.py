@@ -6,12 +6,12 @@ from pathlib import Path
 from common.run_directory.code_tree import imported_file_names
 from common.storage.digests import digest_of_json, sha256_of_file
 
-LIBRARY = Path(__file__).parents[1]  # the package `common`, in the folder from which it is imported
+PACKAGE = Path(__file__).parents[1]  # the package `common`, in the folder from which it is imported
 TOOLS = "tools"  # a folder of the library; its modules compare and check runs, and train nothing
 
 
-def digest_of_code(recipe_file: Path) -> str | None:
-    """Return the SHA-256 of this library and of the user's modules that are imported.
+def digest_of_code_beside(recipe_file: Path) -> str | None:
+    """Return the SHA-256 of the code beside a recipe: this library and the user's imported modules.
 
     The recipe is left out, because the run keeps its text. The folders that the files lie in do not
     matter. The result is None if a file can't be read.
@@ -19,21 +19,26 @@ def digest_of_code(recipe_file: Path) -> str | None:
     Args:
         recipe_file: the recipe's file.
     """
-    library = {path.relative_to(LIBRARY): path for path in LIBRARY.rglob("*.py")}
     try:
-        digests = {
-            name.as_posix(): sha256_of_file(path)
-            for name, path in library.items()
-            if name.parts[0] != TOOLS
-        }
-        own_digests = sorted(map(sha256_of_file, own_modules(recipe_file)))
+        library_digests = digests_of_library()
+        user_digests = sorted(map(sha256_of_file, imported_user_files(recipe_file)))
     except OSError:
         return None
-    return digest_of_json([digests, own_digests])
+    return digest_of_json([library_digests, user_digests])
 
 
-def own_modules(recipe_file: Path) -> set[Path]:
-    """Return the imported modules of the user, without the recipe."""
-    of_library = f"{LIBRARY}{os.sep}"
+def digests_of_library() -> dict[str, str]:
+    """Return the SHA-256 of each file of this library that may train, by its path within it."""
+    digests: dict[str, str] = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = path.relative_to(PACKAGE)
+        if name.parts[0] != TOOLS:
+            digests[name.as_posix()] = sha256_of_file(path)
+    return digests
+
+
+def imported_user_files(recipe_file: Path) -> set[Path]:
+    """Return the files of the user's imported modules, without the recipe."""
+    of_library = f"{PACKAGE}{os.sep}"
     names = [name for name in imported_file_names() if not name.startswith(of_library)]
     return {Path(name).resolve() for name in names} - {recipe_file.resolve()}

@@ -35,7 +35,7 @@ from common.system.platforms.limits import usable_cores
 from common.system.processor import processor_name
 from common.system.source_imports import absolute_imports
 
-LIBRARY = Path(__file__).resolve().parents[2]  # the folder that `common` is imported from
+IMPORT_ROOT = Path(__file__).resolve().parents[2]  # the folder that `common` is imported from
 # Environment variables that choose kernels or their order of sums, and so change the last bits of
 # results. Only these environment variables are recorded.
 NUMERIC_VARIABLES = (
@@ -154,7 +154,7 @@ def current_attempt(
     recipe = None
     problem = None
     if recipe_file.is_file():
-        trees = trees_of_process(recipe_file, LIBRARY)
+        trees = trees_of_process(recipe_file, IMPORT_ROOT)
         recipe = recipe_file.resolve().relative_to(trees[0].tree.folder).as_posix()
     else:
         problem = "the recipe is in no file"
@@ -183,7 +183,7 @@ def imported_packages(recipe_file: Path, packages: Collection[str]) -> list[str]
     Args:
         packages: the normalized names of all installed packages.
     """
-    files = {path for path in imported_files() if not path.is_relative_to(LIBRARY / "common")}
+    files = {path for path in imported_files() if not path.is_relative_to(IMPORT_ROOT / "common")}
     modules: set[str] = set()
     for path in sorted({*files, recipe_file.resolve()}):
         modules |= modules_imported_in(path)

@@ -65,7 +65,7 @@ class Environment(Record):
     python: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)  # versions of packages, by name
     git_commit: str | None = None
-    code_sha256: str | None = None  # of the code beside the recipe; see `digest_of_code`
+    code_sha256: str | None = None  # of the code beside the recipe; see `digest_of_code_beside`
 
 
 class DataFacts(Record):

@@ -103,7 +103,11 @@ def saved_flags_in_words(config_class: type, differences: Iterable[FlagDifferenc
 
 def fixed_flags(config_class: type, flags: Mapping[str, object]) -> dict[str, object]:
     """Return those of the `flags` that a resume can't change, by their roles in `config_class`."""
-    return {name: value for name, value in flags.items() if not role_of(config_class, name).free}
+    fixed: dict[str, object] = {}
+    for name, value in flags.items():
+        if not role_of(config_class, name).free_on_resume:
+            fixed[name] = value
+    return fixed
 
 
 def values_in(config: object, names: Iterable[str]) -> dict[str, object]:

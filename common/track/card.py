@@ -61,7 +61,7 @@ def model_card(
         *(f"- {note}" for note in data.notes),
         f"\n| one run, seed {config.seed} | |\n|---|--:|",
         *(f"| {heading} | {value} |" for heading, value in result_rows(split, summary)),
-        f"\nFlags: `{flags_as_text(config, run_config.given_flags)}`\n",
+        f"\nFlags: `{flags_on_card(config, run_config.given_flags)}`\n",
         f"Hardware: {environment.device}, {environment.world_size} × "
         f"{precision_name(environment.mixed_precision)}, effective batch "
         f"{environment.effective_batch_size}; python {environment.python}, {versions}; "
@@ -142,29 +142,43 @@ def result_rows(split: Split, summary: Mapping[str, float]) -> list[tuple[str, s
     return rows
 
 
-def flags_as_text(config: TrainingConfig, given_flags: Flags, all_of_them: bool = False) -> str:
+def flags_on_card(config: TrainingConfig, given_flags: Flags) -> str:
+    """Return a run's flags as on a command line, in a form that can be published.
+
+    Flags on which no result depends are left out, and local paths are cut to their last name. See
+    `flags_as_text` for the rest.
+    """
+    words: list[str] = []
+    for name, value in changed_flags(config, given_flags).items():
+        if role_of(type(config), name).compared:
+            flag_word, *value_words = words_of_flag(type(config), name, value)
+            words += [flag_word, *map(without_folder, value_words)]
+    return command_line(words) or "none"
+
+
+def flags_as_text(config: TrainingConfig, given_flags: Flags) -> str:
     """Return a run's flags as on a command line; "none" if all of them have their defaults.
 
-    Flags at their defaults are left out. The text is in the card and, with `all_of_them`, in
-    `config.json`.
+    The text is in `config.json`. Flags at their defaults are left out.
 
     Args:
         config: the recipe's flags, for their names, defaults and roles.
         given_flags: the values before anything resolved `auto`, by name.
-        all_of_them: whether to include flags on which no result depends, and whole paths. Otherwise
-            paths are cut to their last name, so that the text can be published.
     """
     words: list[str] = []
+    for name, value in changed_flags(config, given_flags).items():
+        words += words_of_flag(type(config), name, value)
+    return command_line(words) or "none"
+
+
+def changed_flags(config: TrainingConfig, given_flags: Flags) -> dict[str, object]:
+    """Return the flags that do not have their defaults; see `flags_as_text` for the arguments."""
+    changed: dict[str, object] = {}
     for field in fields(config):
         value = value_from_json(given_flags.get(field.name, field.default))
-        is_wanted = all_of_them or role_of(type(config), field.name).compared
-        if value == field.default or not is_wanted:
-            continue
-        flag_word, *value_words = words_of_flag(type(config), field.name, value)
-        if not all_of_them:
-            value_words = [without_folder(word) for word in value_words]
-        words += [flag_word, *value_words]
-    return command_line(words) or "none"
+        if value != field.default:
+            changed[field.name] = value
+    return changed
 
 
 def without_folder(text: str) -> str:

@@ -131,7 +131,10 @@ class Attempt:
 
     def identity(self) -> RunIdentity:
         """Return the facts of the run that a manifest holds."""
-        flags = {n: v for n, v in vars(self.config).items() if not role_of(Config, n).free}
+        flags = {}
+        for name, value in vars(self.config).items():
+            if not role_of(Config, name).free_on_resume:
+                flags[name] = value
         del flags["mixed_precision"]
         return identity_at(
             self.progress.step,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.track.flat_config import unflat
+from common.track.flat_config import nested_facts
 from tests import wandb_file
 from tests.conftest import first
 from tests.launch import UNREACHABLE, Finished, Runner
@@ -86,7 +86,7 @@ def test_wandb_has_the_summary_of_the_run(learned_mlp: Finished) -> None:
     config = learned_mlp.config
     # Each value is a column of W&B's table of runs, so none is nested.
     assert not any(isinstance(value, dict) for value in shown["config"].values())
-    config_at_wandb = unflat(shown["config"])
+    config_at_wandb = nested_facts(shown["config"])
     for group in ("environment", "data", "architecture", "plan", "objective", "config"):
         assert config_at_wandb[group] == config[group], group
     assert config_at_wandb["environment"]["git_commit"]
@@ -324,7 +324,7 @@ def test_memory_plan_is_kept(presented: Finished) -> None:
     After training, `memory.json` has it beside the measured values.
     """
     plan = presented.config["memory_plan"]
-    assert unflat(records(presented)["config"])["memory_plan"] == pytest.approx(plan)
+    assert nested_facts(records(presented)["config"])["memory_plan"] == pytest.approx(plan)
     parameters = presented.config["architecture"]["parameters"]
     assert plan["weights_mib"] == pytest.approx(4 * parameters / 2**20, rel=0.1)
     memory = presented.read("memory.json")

@@ -113,7 +113,7 @@ def test_roles_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ ((?:\| (?:yes|no) )+)\|$", TEXT, re.MULTILINE)
     expected = []
     for name, role in ROLES.items():
-        allowed = (role.free, role.repeated, role.compared, role.searched)
+        allowed = (role.free_on_resume, role.repeated, role.compared, role.searched)
         expected.append((name, "".join(f"| {'yes' if each else 'no'} " for each in allowed)))
     assert rows == expected
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from common.config import TrainingConfig
-from common.run_directory.code_digest import digest_of_code
+from common.run_directory.code_digest import digest_of_code_beside
 from common.run_directory.records import Environment
 from common.system.devices import device_name
 from common.system.git import commit_of_library
@@ -47,7 +47,7 @@ def current_environment(
         python=platform.python_version(),
         versions=package_versions(),
         git_commit=commit_of_library(),
-        code_sha256=digest_of_code(recipe_file),
+        code_sha256=digest_of_code_beside(recipe_file),
     )
 
 

@@ -12,7 +12,7 @@ from common.run_directory.records import Architecture, Flags, PeakRate, RunConfi
 from common.storage.json_files import json_safe
 from common.track.card import flags_as_text
 
-Decision = Literal["compared", "free"]  # the names of parts of a `Role`
+Decision = Literal["compared", "free_on_resume"]  # the names of parts of a `Role`
 
 
 class RolesOfRecipe(TypedDict, total=False):
@@ -49,7 +49,7 @@ def compose_run_config(
         plan=planned.plan.facts(),
         memory_plan=planned.memory_plan.facts(),
         peak=PeakRate(tflops=meters.peak, source=meters.peak_source),
-        command=f"{context.recipe}.py {flags_as_text(config, given_flags, all_of_them=True)}",
+        command=f"{context.recipe}.py {flags_as_text(config, given_flags)}",
         run_id=context.directory.run_id,
         wandb_run_id=wandb_run_id_of(earlier_config),
         source=source,
@@ -107,7 +107,7 @@ def roles_of_recipe(config: TrainingConfig) -> RolesOfRecipe:
     compared = overridden_decisions(config, "compared")
     if compared:
         roles["compared"] = compared
-    free_on_resume = overridden_decisions(config, "free")
+    free_on_resume = overridden_decisions(config, "free_on_resume")
     if free_on_resume:
         roles["free_on_resume"] = free_on_resume
     return roles

@@ -17,7 +17,7 @@ from pathlib import Path
 from common.errors import UserError
 from common.failures.sentences import reading
 from common.run_directory.code_tree import collect_tree
-from common.run_directory.provenance import LIBRARY
+from common.run_directory.provenance import IMPORT_ROOT
 from common.run_directory.records import ATTEMPTS, CONFIG, PROVENANCE, CodeTree
 from common.storage.digests import sha256_of_file, shown_digest
 from common.system.git import ask_git, git_environment, repository_of
@@ -68,7 +68,7 @@ def code_of_run(old: ComparedRun, uses_current_code: bool) -> Iterator[RestoredC
         recipe = folders[0] / recipe_of(old)
         if not recipe.is_file():
             raise missing_recipe_error(old, folders[0] if uses_current_code else None)
-        library = folders[-1] if (folders[-1] / "common" / "run.py").is_file() else LIBRARY
+        library = folders[-1] if (folders[-1] / "common" / "run.py").is_file() else IMPORT_ROOT
         current_trees = [
             current_state(tree, folder) for tree, folder in zip(trees_of(old), folders, strict=True)
         ]
@@ -237,7 +237,7 @@ def folders_to_search(tree: CodeTree, old: ComparedRun) -> list[Path]:
     """
     folders = [] if tree.folder == NO_FOLDER else [Path(tree.folder)]
     if tree.commit is not None:
-        paths_in_repositories = [LIBRARY]
+        paths_in_repositories = [IMPORT_ROOT]
         if tree.folder == NO_FOLDER:
             paths_in_repositories.insert(0, old.directory)
         repositories = [repository_of(path) for path in paths_in_repositories]

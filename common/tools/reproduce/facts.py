@@ -123,7 +123,7 @@ def changes_learning(flag: str, run_config: RunConfig) -> bool:
     A flag that is free, so that a resume may change it, changes nothing that is learned.
     """
     # `free_on_resume` lists only the flags for which the recipe overrides `TrainingConfig`.
-    is_free = run_config.free_on_resume.get(flag, role_of(TrainingConfig, flag).free)
+    is_free = run_config.free_on_resume.get(flag, role_of(TrainingConfig, flag).free_on_resume)
     return not is_free and flag not in FLAGS_OF_KERNELS
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from common.run_directory.directory import INITIAL
-from common.run_directory.provenance import LIBRARY, NUMERIC_VARIABLES
+from common.run_directory.provenance import IMPORT_ROOT, NUMERIC_VARIABLES
 from common.run_directory.records import CONFIG, Environment
 from common.system.platforms.commands import command_line
 from common.tools.launching.command import FSDP2_VARIABLES, command_of_run, options_for
@@ -57,7 +57,7 @@ def environment_of(old: ComparedRun, code: RestoredCode) -> dict[str, str]:
         **old.attempt.variables,
         **variables_of_device(old.saved_config.environment),
     }
-    if code.library != LIBRARY:
+    if code.library != IMPORT_ROOT:
         variables["PYTHONPATH"] = with_library(code.library, os.environ)
     return variables
 

@@ -20,7 +20,7 @@ from common.console import warn
 from common.metric_names import STEP
 from common.system.platforms.commands import quoted
 from common.system.printable import with_restored_letters
-from common.track.flat_config import flat
+from common.track.flat_config import flat_columns
 from common.track.recorded_media import HistogramEntry, ImagesEntry, MediaEntry, TableEntry
 from common.track.trackers.tracker import (
     Command,
@@ -167,7 +167,7 @@ def import_trackio() -> ModuleType:
 
 def configuration(run: TrackedRun) -> dict[str, object]:
     """Return the run's flags and facts, with its tags and notes, for which trackio has no place."""
-    return {**flat(run.saved_config), "tags": run.tags, "notes": run.config.notes}
+    return {**flat_columns(run.saved_config), "tags": run.tags, "notes": run.config.notes}
 
 
 def require_writable(folder: Path) -> None:

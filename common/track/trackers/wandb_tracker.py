@@ -17,7 +17,7 @@ from common.metric_names import STEP, TRAINING_LOSS
 from common.objective import EVALUATED_SPLITS, PREFIXES, Objective
 from common.system.platforms.commands import quoted, shown_path
 from common.system.printable import with_restored_letters
-from common.track.flat_config import flat
+from common.track.flat_config import flat_columns
 from common.track.names import SPLITS
 from common.track.recorded_media import HistogramEntry, ImagesEntry, MediaEntry, TableEntry
 from common.track.trackers import wandb_panels
@@ -60,7 +60,7 @@ class WandbTracker(Tracker):
         self.service = ServiceWatch()
         with self.limited():
             self.wandb_run: WandbRun = run.accelerator.get_tracker("wandb", unwrap=True)
-            self.wandb_run.config.update(flat(run.saved_config), allow_val_change=True)
+            self.wandb_run.config.update(flat_columns(run.saved_config), allow_val_change=True)
             self.define_metrics()
             self.restore_rows(run.earlier_rows)
         self.shown_at = f"W&B {mode} ({reason}), and metrics.jsonl"

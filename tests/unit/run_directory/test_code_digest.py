@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.run_directory import code_digest
-from common.run_directory.code_digest import digest_of_code
+from common.run_directory.code_digest import digest_of_code_beside
 
 RECIPE = "train.py"
 
@@ -26,7 +26,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "not_imported.py").write_text("x = 1\n")
     path = tmp_path / RECIPE
     path.write_text("x = 1\n")
-    monkeypatch.setattr(code_digest, "LIBRARY", library)
+    monkeypatch.setattr(code_digest, "PACKAGE", library)
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.import_module("my_own_layers")
     yield path
@@ -46,21 +46,21 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ],
 )
 def test_only_code_that_trains_matters(name: str, matters: bool, recipe: Path) -> None:
-    before = digest_of_code(recipe)
+    before = digest_of_code_beside(recipe)
     assert before is not None
     (recipe.parent / name).write_text("x = 2\n")
-    assert (digest_of_code(recipe) != before) == matters
+    assert (digest_of_code_beside(recipe) != before) == matters
 
 
 def test_folders_do_not_matter(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clones of a repository have the same code."""
-    before = digest_of_code(recipe)
+    before = digest_of_code_beside(recipe)
     moved = recipe.parent.rename(recipe.parent.with_name("moved"))
-    monkeypatch.setattr(code_digest, "LIBRARY", moved / "common")
+    monkeypatch.setattr(code_digest, "PACKAGE", moved / "common")
     monkeypatch.setattr(sys.modules["my_own_layers"], "__file__", str(moved / "my_own_layers.py"))
-    assert digest_of_code(moved / RECIPE) == before
+    assert digest_of_code_beside(moved / RECIPE) == before
 
 
 def test_unreadable_code_has_no_digest(recipe: Path) -> None:
     (recipe.parent / "my_own_layers.py").unlink()
-    assert digest_of_code(recipe) is None
+    assert digest_of_code_beside(recipe) is None

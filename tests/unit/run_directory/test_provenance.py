@@ -68,7 +68,7 @@ def test_attempt_says_which_code_and_packages_it_uses(tmp_path: Path) -> None:
     assert (own.folder, own.untracked) == (str(recipe.parent), ["train.py"])
     assert own.patch is not None
     assert "+x = 1\n" in (directory / PROVENANCE / own.patch).read_text()
-    assert Path(library.folder).samefile(provenance.LIBRARY)
+    assert Path(library.folder).samefile(provenance.IMPORT_ROOT)
     assert library.commit is not None
     assert saved.packages["torch"] == metadata.version("torch")
     assert saved.cores

@@ -21,7 +21,7 @@ from common.run_directory.record_files import parse_record
 from common.run_directory.records import RunConfig
 from common.run_directory.stored_run import parsed_objective
 from common.tools.compare.readers.run_record import RunRecord, chartable_numbers, merge_rows
-from common.track.flat_config import unflat
+from common.track.flat_config import nested_facts
 
 # Seconds for the command that reads an offline folder. It takes a few, except for huge files.
 INSPECTION_SECONDS = 300.0
@@ -218,7 +218,7 @@ def parse_config(config: Mapping[str, object], source: str) -> tuple[RunConfig, 
         UserError: they are not those of a run of these recipes.
     """
     try:
-        saved_config = parse_record(unflat(config), RunConfig, source)
+        saved_config = parse_record(nested_facts(config), RunConfig, source)
         return saved_config, parsed_objective(saved_config, source)
     except UserError as error:  # a run at W&B has no file that could be restored
         advice = "leave this run out: pass the other runs of its project one by one"

@@ -29,7 +29,7 @@ from common.tools.compare.readers.wandb_runs import record_of
 from common.tools.compare.report import as_markdown, show
 from common.tools.compare.run_table import run_cells
 from common.tools.compare.warnings_and_notes import notes, unfair_warnings
-from common.track.flat_config import flat, unflat
+from common.track.flat_config import flat_columns, nested_facts
 from tests.unit.tools.compare.run_folders import FACTS, rows, write_run
 
 
@@ -416,12 +416,12 @@ class FakeApi:
         if path == "me/damaged":
             return [self.api_run("damaged", {"objective": "accuracy:max"}, "finished")]
         if path == "me/edited":
-            config = flat(RunConfig(**FACTS | {"objective": "accuracy"}))
+            config = flat_columns(RunConfig(**FACTS | {"objective": "accuracy"}))
             return [self.api_run("edited", config, "finished")]
         return [
-            self.api_run("first", flat(RunConfig(**FACTS)), "finished"),
+            self.api_run("first", flat_columns(RunConfig(**FACTS)), "finished"),
             self.api_run("stranger", {"lr": 1}, "finished"),
-            self.api_run("second", flat(RunConfig(**FACTS)), "running"),
+            self.api_run("second", flat_columns(RunConfig(**FACTS)), "running"),
         ]
 
     def run(self, path: str) -> SimpleNamespace:
@@ -585,7 +585,7 @@ def test_compare_imports_no_large_library(tmp_path: Path) -> None:
 )
 def test_wandb_states_become_statuses(state: str, summary: dict[str, float], status: str) -> None:
     """W&B's state becomes a status of `status.json`."""
-    run = record_of("run", "there", flat(RunConfig(**FACTS)), rows([0.5]), summary, state)
+    run = record_of("run", "there", flat_columns(RunConfig(**FACTS)), rows([0.5]), summary, state)
     assert run.status == status
     assert bool(run.summary) == ("time/total_seconds" in summary)
 
@@ -600,7 +600,7 @@ def test_compare_honours_the_roles_of_a_copys_flags(tmp_path: Path) -> None:
         notes: str | None = flag(None)  # type: ignore[assignment]
 
     assert overridden_decisions(Config(), "compared") == {"nickname": False, "notes": True}
-    assert overridden_decisions(Config(), "free") == {"nickname": True, "notes": False}
+    assert overridden_decisions(Config(), "free_on_resume") == {"nickname": True, "notes": False}
     assert overridden_decisions(TrainingConfig(), "compared") == {}
     shown = []
     for compared in ({"nickname": False, "notes": True}, {}):
@@ -610,9 +610,10 @@ def test_compare_honours_the_roles_of_a_copys_flags(tmp_path: Path) -> None:
             changes = {f"config.{key}": value for key, value in flags.items()}
             changes["compared"] = changes.pop("config.compared")
             runs += read_runs([write_run(tmp_path / f"{name}{len(shown)}", changes)])
-        through_wandb = [
-            replace(run, saved_config=RunConfig(**unflat(flat(run.saved_config)))) for run in runs
-        ]
+        through_wandb = []
+        for run in runs:
+            saved_config = RunConfig(**nested_facts(flat_columns(run.saved_config)))
+            through_wandb.append(replace(run, saved_config=saved_config))
         differs = compare(runs).differences
         assert compare(through_wandb).differences == differs
         shown.append({label for label in differs if label.startswith("--")})
