@@ -27,7 +27,7 @@ def load_initial(model: nn.Module, config: TrainingConfig, class_names: list[str
     """Load the weights that `--init-from` names.
 
     A resume loads them too, because the run begins again if no checkpoint is whole. `init_from`
-    then names the copy of `keep_initial`: `run_directory/resume.py` sets it.
+    then names the copy of `keep_initial`: `run_directory/run_to_resume.py` sets it.
 
     A head for other classes keeps its random values, except in an evaluation: see
     `heads_to_reinitialize`.
