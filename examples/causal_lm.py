@@ -59,8 +59,8 @@ class Config(TrainingConfig):
 
 
 OBJECTIVE = "perplexity:min"
-DEFAULT_EPOCHS = {"dates": 3, "other": 3}
-DATE_FORMATS = ("%d %B %Y", "%A, %b %d, %Y", "%m/%d/%Y", "%y-%j")  # the last one: day of the year
+DEFAULT_EPOCHS = {"dates": 2, "other": 3}
+DATE_FORMATS = ("%d %B %Y", "%A, %b %d, %Y", "%m/%d/%Y", "%d.%m.%y")
 Row = tuple[list[int], list[int]]  # the tokens of a prompt, and of its completion
 FIELDS = ("prompt", "completion")
 IGNORED = -100  # the label of tokens that do not count, as in `F.cross_entropy`

@@ -21,8 +21,12 @@ CONTENT_OF_COLUMNS = {
 DATA_WITH_COLUMNS = {
     "--label-column": "data with a column of labels",
     "--text-columns": "a table with a column of text",
-    "--image-column": "a folder of images or parquet files with images",
+    "--image-column": (
+        "a folder of images (with a folder for each class, or with a metadata.csv that has the "
+        "columns file_name and label) or parquet files with images"
+    ),
 }
+NUMBERS_ADVICE = "to train on columns of numbers, copy examples/regression.py"
 
 
 class Columns:
@@ -99,15 +103,26 @@ class Columns:
             label_column: the column of the labels.
 
         Raises:
-            UserError: there is no such column or more than two, or a named column does not exist or
-                holds no strings.
+            UserError: there is no such column or more than two, or a named column does not exist,
+                holds no strings, is the label column, or is named twice.
         """
-        suitable = [column for column, feature in self.features.items() if is_text(feature)]
-        candidates = [
+        if label_column in text_columns:
+            raise UserError(
+                f"{flag} names {label_column}, which is the label column of data set {self.name}, "
+                "so the model would read the label",
+                advice=f"name columns of text with {flag}, or the labels with --label-column",
+            )
+        if len({*text_columns}) < len(text_columns):
+            raise UserError(
+                f"{flag} names a column twice: {', '.join(text_columns)}",
+                advice="name each column once",
+            )
+        suitable = [
             column
-            for column in suitable
-            if column != label_column and column.lower() not in NUMBERING_NAMES
+            for column, feature in self.features.items()
+            if is_text(feature) and column != label_column
         ]
+        candidates = [column for column in suitable if column.lower() not in NUMBERING_NAMES]
         if self.values_of is not None and not text_columns and len(candidates) > 2:
             guessed = guess_texts(candidates, self.values_of)
             # With any other number, `choose` refuses all candidates and names them.
@@ -138,7 +153,8 @@ class Columns:
         columns = [flag_value] if isinstance(flag_value, str) else list(flag_value or candidates)
         for column in columns:
             if column not in suitable:
-                raise self.unsuitable_column_error(flag, column, suitable)
+                is_named = bool(flag_value)
+                raise self.unsuitable_column_error(flag, column, suitable, is_named)
         if not 1 <= len(columns) <= at_most:
             column_names = f" ({', '.join(columns)})" if columns else ""
             if flag_value:
@@ -151,17 +167,24 @@ class Columns:
             raise UserError(problem, advice=self.advice_to_choose(flag, suitable, lead_in))
         return columns
 
-    def unsuitable_column_error(self, flag: str, column: str, suitable: list[str]) -> UserError:
-        """Return the error for a named column that is missing or has an unsuitable type."""
+    def unsuitable_column_error(
+        self, flag: str, column: str, suitable: list[str], is_named: bool
+    ) -> UserError:
+        """Return the error for a column that is missing or has an unsuitable type.
+
+        Args:
+            is_named: whether the flag names the column; otherwise the column was inferred.
+        """
         problem = f"data set {self.name} has no column {column}"
         if column in self.features:
             problem = (
                 f"column {column} of data set {self.name} is of type {self.type_name(column)}, "
-                f"and the flag needs {CONTENT_OF_COLUMNS[flag]}"
+                f"and {'the flag' if is_named else flag} needs {CONTENT_OF_COLUMNS[flag]}"
             )
+        if is_named:
+            problem = f"{flag} {column} can't be used, because {problem}"
         return UserError(
-            f"{flag} {column} can't be used, because {problem}",
-            advice=self.advice_to_choose(flag, suitable, "choose one of the columns"),
+            problem, advice=self.advice_to_choose(flag, suitable, "choose one of the columns")
         )
 
     def advice_to_choose(self, flag: str, suitable: list[str], lead_in: str) -> str:
@@ -170,18 +193,36 @@ class Columns:
         Args:
             lead_in: the text before the names of the possible columns.
         """
+        nested = [column for column in self.features if self.is_nested(column)]
         if not suitable:
-            return f"pass {DATA_WITH_COLUMNS[flag]} as --dataset"
-        return (
-            f"{lead_in} {', '.join(f'{column} ({self.type_name(column)})' for column in suitable)}"
-        )
+            advice = f"pass {DATA_WITH_COLUMNS[flag]} as --dataset"
+            if flag == "--text-columns":
+                advice += f"; {NUMBERS_ADVICE}"
+        else:
+            names = [f"{column} ({self.type_name(column)})" for column in suitable]
+            advice = f"{lead_in} {', '.join(names)}"
+        if nested:
+            advice += (
+                f"; fields of objects and lists are not read, so make columns of those in "
+                f"{', '.join(nested)} if you need them"
+            )
+        return advice
+
+    def is_nested(self, column: str) -> bool:
+        """Whether the values of a column are objects, or lists of values."""
+        from datasets import LargeList, List
+
+        return isinstance(self.features[column], (dict, list, List, LargeList))
 
     def type_name(self, column: str) -> str:
         """Return the name of a column's type, for a message."""
         from datasets import Value
 
         feature = self.features[column]
-        return feature.dtype if isinstance(feature, Value) else type(feature).__name__
+        if isinstance(feature, Value):
+            return feature.dtype
+        type_name = type(feature).__name__
+        return "Json, for values of different types" if type_name == "Json" else type_name
 
 
 def is_text(feature: Feature) -> bool:

@@ -8,6 +8,7 @@ import codecs
 import csv
 import io
 import re
+from collections import Counter
 from typing import NamedTuple
 
 from common.errors import UserError
@@ -67,7 +68,8 @@ def find_dialect(path: str) -> Dialect:
 
     Raises:
         UserError: the file is empty, its encoding is not certain, its first line is meant for
-            spreadsheets, or the header has fewer names than the first row has values.
+            spreadsheets, or the header has fewer names than the first row has values, or one name
+            twice.
         OSError: the file can't be read.
     """
     encoding = find_encoding(path)
@@ -81,7 +83,9 @@ def find_dialect(path: str) -> Dialect:
         )
     refuse_separator_line(path, sample)
     separator = find_separator(sample, is_whole)
-    refuse_unnamed_columns(path, split_into_rows(sample, separator, is_whole), separator)
+    records = split_into_rows(sample, separator, is_whole)
+    refuse_unnamed_columns(path, records, separator)
+    refuse_repeated_names(path, records)
     return Dialect(separator, encoding)
 
 
@@ -124,6 +128,24 @@ def refuse_unnamed_columns(path: str, records: list[list[str]], separator: str) 
             "give each column a name in the header"
         ),
     )
+
+
+def refuse_repeated_names(path: str, records: list[list[str]]) -> None:
+    """Raise a `UserError` if two columns have the same name.
+
+    Without this check, pandas would rename the second one. A copy of the label column, named
+    category.1, could then become a text that the model reads.
+
+    Args:
+        records: the header and the first rows, split at the separator.
+    """
+    counts = Counter(name for name in records[0] if name) if records else Counter()
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
+        raise UserError(
+            f"the header of {path} has the name {repeated[0]!r} more than once",
+            advice="give each column a name of its own",
+        )
 
 
 def find_encoding(path: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import shutil
 import struct
 import zlib
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from PIL import Image
 
 from common.data.image_decoding.image_files import Decoder
 from common.data.mistakes import empty_split_error
+from common.data.reading.left_out_files import SPLIT_BY_NAME, capital_split_name
 from common.data.sources import DataSource, find_named
 from common.errors import UserError
 from common.run_directory.model_records import PixelFormat
@@ -139,12 +141,12 @@ def with_label(values: list[Any]) -> Callable[[Path], None]:
     return write
 
 
-def with_beside(test: str) -> Callable[[Path], None]:
-    """Write a train split, and a test split with this content."""
+def with_beside(test: str, name: str = "test.csv") -> Callable[[Path], None]:
+    """Write a train split, and beside it a file with this content."""
 
     def write(folder: Path) -> None:
         write_csv(folder / "train.csv", sentences(12, 0))
-        (folder / "test.csv").write_text(test)
+        (folder / name).write_text(test)
 
     return write
 
@@ -185,9 +187,40 @@ TEXTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...] | None]] = {
         with_beside("text,label\nx,a\n"),
         ("test.csv", "text", "such as an unlabelled test set, out of the folder"),
     ),
-    "a list": (with_label([[1], [2]] * 6), ("--label-column", "List, and the flag needs text")),
-    "a dictionary": (with_label([{"a": 1}] * 12), ("--label-column", "is of type dict, and the")),
+    "a list": (with_label([[1], [2]] * 6), ("is of type List, and --label-column needs text",)),
+    "a dictionary": (with_label([{"a": 1}] * 12), ("is of type dict, and --label-column needs",)),
     "bytes": (with_label([b"a", b"b"] * 6), ("label",)),
+    "numbers and texts": (
+        with_file("train.jsonl", '{"text": "a", "label": 3}\n{"text": "a", "label": "x"}\n' * 6),
+        ("values of different types",),
+    ),
+    "a nested text": (
+        with_file(
+            "train.jsonl",
+            '{"meta": {"text": "a b"}, "label": "x"}\n{"meta": {"text": "c"}, "label": "y"}\n' * 6,
+        ),
+        ("fields of objects and lists are not read, so make columns of those in meta",),
+    ),
+    "a nested label": (
+        with_file("train.jsonl", '{"text": "a b", "meta": {"label": "x"}}\n' * 12),
+        ("make columns of those in meta",),
+    ),
+    "numbers instead of texts": (
+        with_file("train.csv", "size,label\n" + "1,a\n2,b\n" * 6),
+        ("no likely column for --text-columns", "copy examples/regression.py"),
+    ),
+    "a column twice": (
+        with_file("train.csv", "text,label,label\n" + "x,a,a\ny,b,b\n" * 6),
+        ("train.csv has the name 'label' more than once",),
+    ),
+    "capitals in test": (
+        with_beside("sentence,label\nx,a\n", name="Test.csv"),
+        ("Test.csv is not read as data of the split test", "write test in the name"),
+    ),
+    "capitals in train": (
+        with_file("Train-1.csv", "sentence,label\n" + "x,a\ny,b\n" * 6),
+        None,
+    ),
     "no labels at all": (with_label([None] * 12), ("label",)),
     "true and false": (with_label([True, False] * 6), None),
     "a script of its name": (beside_a_script, ("scripts are no longer supported", "mine.py")),
@@ -252,6 +285,59 @@ def test_folder_of_text_is_read_or_named(case: str, tmp_path: Path) -> None:
         assert str(folder) in message or "data set mine" in message
         assert "EmptyDatasetError" not in message
         assert "Hub" not in message
+
+
+@pytest.mark.parametrize("word", SPLIT_BY_NAME)
+@pytest.mark.parametrize("change", [str.capitalize, str.upper, str.lower])
+def test_split_with_capitals_is_recognised_where_it_names_a_split(
+    word: str, change: Callable[[str], str]
+) -> None:
+    """A table's own name may be that of a split, and any folder's, but not that of a class."""
+    written = change(word)
+    expected = None if written == word else written
+    for path in (
+        f"{written}.csv",
+        f"my-{written}_01.csv",
+        f"{written}/a.csv",
+        f"a/{written} 2/b.csv",
+    ):
+        assert capital_split_name(path, has_classes=False) == expected, path
+    for path in (f"{written}/cat/a.png", f"a/{written}-2/cat/a.png"):
+        assert capital_split_name(path, has_classes=True) == expected, path
+    for path in (f"{written}/a.png", f"cat/{written}.png", f"train/{written}/a.png"):
+        assert capital_split_name(path, has_classes=True) is None, path
+    assert capital_split_name(f"x{written}.csv", has_classes=False) is None
+
+
+def test_images_in_a_split_with_capitals_are_refused(tmp_path: Path) -> None:
+    """A class may be called Train, as in pictures of vehicles; a split may not."""
+    folder = write_image_folder(tmp_path / "pets", ["Train", "dog"], per_class=12)
+    assert images(folder).class_names == ["Train", "dog"]
+    (folder / "train").rename(folder / "Val")
+    assert "not read as data of the split validation" in refusal(lambda: images(folder))
+
+
+@pytest.mark.parametrize(
+    ("split", "place"),
+    [(".", "logo.png"), ("train", "train/logo.png"), ("train", "train/cat/more/logo.png")],
+)
+def test_image_at_another_depth_is_named(split: str, place: str, tmp_path: Path) -> None:
+    """One such image is enough for `datasets` to give no image a label."""
+    folder = write_image_folder(tmp_path / "pets", ["cat", "dog"], per_class=12, split=split)
+    image = next((folder / split / "cat").glob("*.png"))
+    (folder / place).parent.mkdir(exist_ok=True)
+    shutil.copy(image, folder / place)
+    message = refusal(lambda: images(folder))
+    assert f"1 image does not lie as many folders deep as the others, such as '{place}'" in message
+
+
+@pytest.mark.parametrize("texts", [("label",), ("sentence", "label"), ("sentence", "sentence")])
+def test_label_and_repeated_columns_are_no_texts(texts: tuple[str, ...], tmp_path: Path) -> None:
+    """A model that reads the label would seem to be perfect."""
+    write_csv(tmp_path / "mine" / "train.csv", sentences(24, 0))
+    message = refusal(lambda: text(tmp_path / "mine", text_columns=texts))
+    expected = "names label, which is the label column" if "label" in texts else "a column twice"
+    assert expected in message
 
 
 def test_class_missing_from_train_is_noted(tmp_path: Path) -> None:
