@@ -51,16 +51,40 @@ class DatasetSamples(Samples):
     Before each sample, the random generators of the CPU are seeded by seed, epoch and sample index.
     So random transforms change with the epoch, but do not depend on workers, ranks or resumes. In
     an evaluation, a transform draws the same numbers for a sample each time.
+
+    If the data set has a method `set_epoch`, it is called with the number of the epoch before the
+    samples of each batch are read, in the process that reads them; in an evaluation, with 0.
     """
 
     def __init__(self, dataset: MapStyle, collate_fn: Collate = default_collate):
         self.dataset = dataset
         self.collate = collate_fn
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute, unless it belongs to the data set.
+
+        Raises:
+            UserError: only the data set has this attribute, so setting it here would have no
+                effect.
+        """
+        dataset = self.__dict__.get("dataset")  # a subclass may set attributes before it is there
+        if not hasattr(self, name) and hasattr(dataset, name):
+            raise UserError(
+                f"{name} is an attribute of {type(dataset).__name__}, and the split is a "
+                "DatasetSamples with this data set in it, so setting it on the split has no effect",
+                advice=(
+                    "for a value that depends on the epoch, give the data set a method "
+                    "set_epoch(epoch), which is called before its samples are read"
+                ),
+            )
+        super().__setattr__(name, value)
+
     def __len__(self) -> int:
         return len(self.dataset)
 
     def fetch(self, indices: torch.Tensor, epoch: int | None) -> Batch:
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch or 0)
         rows = []
         numbers = indices.tolist()
         for index in numbers:

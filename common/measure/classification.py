@@ -174,7 +174,8 @@ class ClassificationSums(Sums):
         """Return the figures over all ranks; called on all ranks.
 
         They are ``loss``, ``accuracy``, ``count`` and the further metrics given to `add`. With two
-        classes, they include ``f1`` of the second class; with any other number, ``macro_f1``.
+        classes, they include ``f1`` of the second class; with any other number, ``macro_f1``: the
+        mean over the classes that samples have or were predicted to have, as in scikit-learn.
 
         Raises:
             UserError: a label was not the index of a class.
@@ -200,7 +201,8 @@ class ClassificationSums(Sums):
         if classes == 2:
             figures["f1"] = float(f1[1])
         else:
-            figures["macro_f1"] = float(f1.mean())
+            occurs = class_counts[1:].sum(0) > 0
+            figures["macro_f1"] = float(f1[occurs].mean()) if occurs.any() else 0.0
         no_batch = torch.empty((2, 0), dtype=torch.long)
         predicted, labels = torch.cat(self.predictions_and_labels or [no_batch], dim=1).cpu()
         return Classified(

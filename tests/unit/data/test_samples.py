@@ -129,6 +129,40 @@ def test_random_transforms_differ_by_epoch_and_seed(changes: dict[str, int]) -> 
     assert len(all_noise.unique()) == all_noise.numel()
 
 
+class Curriculum(Noisy):
+    """Samples with noise that grows with the epoch."""
+
+    difficulty = 0.0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.difficulty = 0.1 * epoch
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return super().__getitem__(index) | {"difficulty": self.difficulty}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_set_follows_the_epoch_wherever_it_is_read(workers: int) -> None:
+    """`set_epoch` is called in the process that reads the samples; an evaluation has epoch 0."""
+    for epoch in (2, 5):
+        batches = noisy_batches(workers, epoch=epoch, samples=lambda: DatasetSamples(Curriculum()))
+        assert joined(batches, "difficulty").unique().tolist() == pytest.approx([0.1 * epoch])
+    order = EvaluationOrder(COUNT, 8, 1, 0, None)
+    loader = Loader(DatasetSamples(Curriculum()), order, CPU, "auto", workers, seed=3)
+    loader.samples.fetch(torch.arange(3), 4)  # an epoch of training before the evaluation
+    assert joined([*loader], "difficulty").unique().tolist() == [0.0]
+
+
+def test_attribute_of_the_data_set_is_not_set_on_the_split() -> None:
+    """The assignment would have no effect. Attributes that a split has can be set."""
+    data = Data("noisy", {"train": Curriculum(), "test": Noisy()})
+    with pytest.raises(UserError, match="difficulty is an attribute of Curriculum") as error:
+        data.splits["train"].difficulty = 0.5
+    assert "set_epoch(epoch)" in error.value.message
+    data.splits["train"].lengths = None
+    data.splits["train"].note_of_the_user = "anything"
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resume_within_an_epoch_repeats_random_transforms(workers: int) -> None:
     """From the resumed update on, batches equal those of an uninterrupted epoch."""

@@ -48,6 +48,20 @@ def test_class_figures_match_scikit_learn(classes: int) -> None:
     assert evaluated([0, 0], [1, 1], 2, 2)["f1"] == 0
 
 
+@pytest.mark.parametrize("absent", [1, 2, 4])
+def test_macro_f1_leaves_out_absent_classes_as_scikit_learn_does(absent: int) -> None:
+    """A class counts if samples have it or are predicted to have it, and otherwise not at all."""
+    from sklearn.metrics import f1_score
+
+    generator = torch.Generator().manual_seed(absent)
+    labels = torch.randint(0, 7 - absent, (97,), generator=generator)
+    for offset in (0, 1):  # with 1, one of the classes is only predicted
+        predicted = (labels + torch.randint(0, 2, (97,), generator=generator) * offset).tolist()
+        result = evaluated(predicted, labels.tolist(), 7, size=10)
+        expected = f1_score(labels.tolist(), predicted, average="macro")
+        assert result["macro_f1"] == pytest.approx(expected)
+
+
 @pytest.mark.usefixtures("own_accelerator")
 @pytest.mark.parametrize("classes", [2, 3, 40])
 def test_class_counts_give_the_figures_of_a_confusion_matrix(
@@ -81,7 +95,7 @@ def test_100_000_classes_take_little_memory() -> None:
     sums.add(torch.tensor(2.0), logits, torch.tensor([5, 6, 8, 99_999]))
     result = sums.result()
     assert (result["loss"], result["accuracy"], result["count"]) == (2.0, 0.75, 4)
-    assert result["macro_f1"] == pytest.approx(3 / 100_000)
+    assert result["macro_f1"] == pytest.approx(3 / 5)  # five classes occur
 
 
 @pytest.mark.parametrize(

@@ -70,19 +70,23 @@ def known_name(metric: str) -> str:
     return SYNONYMS.get(metric, metric)
 
 
-def f1_of_classes(outcomes: Sequence[SampleOutcome]) -> list[float] | None:
-    """Return the F1 of each class, 0 where undefined; None unless each sample has one class."""
+def f1_of_classes(outcomes: Sequence[SampleOutcome]) -> list[float | None] | None:
+    """Return the F1 of each class; None unless each sample has one class.
+
+    A class that no sample has, or is predicted to have, has the value None.
+    """
     classes = max((outcome.class_count for outcome in outcomes), default=0)
     if not classes or any(
         outcome.predicted is None or outcome.label is None for outcome in outcomes
     ):
         return None
-    values = []
+    values: list[float | None] = []
     for class_number in range(classes):
         hits = sum(outcome.predicted == outcome.label == class_number for outcome in outcomes)
         predicted = sum(outcome.predicted == class_number for outcome in outcomes)
         labelled = sum(outcome.label == class_number for outcome in outcomes)
-        values.append(2 * hits / max(1, predicted + labelled))
+        occurs = predicted + labelled > 0
+        values.append(2 * hits / (predicted + labelled) if occurs else None)
     return values
 
 
@@ -91,12 +95,13 @@ def f1(outcomes: Sequence[SampleOutcome]) -> float | None:
     values = f1_of_classes(outcomes)
     if values is None:
         return None
-    return values[1] if len(values) == 2 else fmean(values)
+    return values[1] or 0.0 if len(values) == 2 else macro_f1(outcomes)
 
 
 def macro_f1(outcomes: Sequence[SampleOutcome]) -> float | None:
+    """Return the mean F1 of the classes that occur."""
     values = f1_of_classes(outcomes)
-    return None if values is None else fmean(values)
+    return None if values is None else fmean(value for value in values if value is not None)
 
 
 FIGURE_FUNCTIONS: dict[str, FigureFunction] = {
