@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import math
 import re
 import shlex
 import sys
@@ -98,6 +99,21 @@ def test_loss_with_ignored_labels_does_not_depend_on_micro_batches(seed: int) ->
     (gradient,) = torch.autograd.grad(loss, logits)
     assert gradient.isfinite().all()
     assert not gradient[0].any()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_labels_weigh_the_same_in_micro_batches_with_few_of_them(seed: int) -> None:
+    """The mean of the micro-batches' losses is the loss of the batch, and each label counts."""
+    loss_of = names_of_block("metrics.md", "def loss_over_labels(")["loss_over_labels"]
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.zeros(8, 5, 3)
+    labels = torch.randint(3, (8, 5), generator=generator)
+    labels[torch.rand(8, 5, generator=generator) < 0.5] = -100
+    per_sample = float((labels != -100).sum()) / len(labels)
+    loss = loss_of(logits, labels, per_sample)
+    assert loss.item() == pytest.approx(math.log(3))
+    parts = [loss_of(logits[half], labels[half], per_sample) for half in (slice(4), slice(4, None))]
+    assert torch.stack(parts).mean().item() == pytest.approx(loss.item())
 
 
 def test_balanced_weights_do_not_depend_on_micro_batches() -> None:
