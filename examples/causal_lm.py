@@ -2,9 +2,9 @@
 
     python examples/causal_lm.py
 
-Without flags, it trains a small Llama from random weights to rewrite dates. For your own pairs, pass
-a checkpoint as --model, such as HuggingFaceTB/SmolLM2-135M, and a file as --dataset with an object
-{"prompt": "…", "completion": "…"} in each line.
+Without flags, it trains a small Llama from random weights to rewrite dates. For your own pairs,
+pass a checkpoint as --model, such as HuggingFaceTB/SmolLM2-135M, and a file as --dataset that has
+an object {"prompt": "…", "completion": "…"} in each line.
 
 A copy of recipes/bert.py. It shows tokens of a pretrained model as data, batches that a collate
 function pads, and a loss in which each token of a completion weighs the same.
