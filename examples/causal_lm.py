@@ -172,6 +172,11 @@ def build_model(config: Config, data: PairData, run: Run) -> tuple[nn.Module, di
     return model, {"name": f"{type(model).__name__} ({Path(data.checkpoint).name})", "files": files}
 
 
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers, whatever the model calls them: they share a class of Transformers."""
+    return [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+
+
 def build_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     if config.learning_rate is None:
         config.learning_rate = 3e-3 if config.model == "scratch" else 5e-5
@@ -234,7 +239,7 @@ def main(config: Config) -> None:
 
         model, description = build_model(config, data, run)
         if config.compile:
-            compile_layers(m for m in model.modules() if isinstance(m, GradientCheckpointingLayer))
+            compile_layers(decoder_layers(model))
         optimizer = build_optimizer(model, config)
         scheduler = run.plan.schedule(optimizer, warmup_share=0.1)
         model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
