@@ -153,14 +153,17 @@ def load_data(config: Config, run: Run) -> PairData:
 # -------------------------------------------------------------------------------------- Model
 
 
-def small_llama(vocabulary: int) -> PreTrainedModel:
+def small_llama(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, intermediate_size=512, **sizes))
+    tokens = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    return LlamaForCausalLM(
+        LlamaConfig(intermediate_size=512, bos_token_id=None, **sizes, **tokens)
+    )
 
 
 def build_model(config: Config, data: PairData, run: Run) -> tuple[nn.Module, dict[str, Any]]:
     if data.checkpoint == "scratch":
-        model = small_llama(len(data.tokenizer))
+        model = small_llama(data.tokenizer)
     else:
         name = data.checkpoint
         model, _ = load_pretrained("AutoModelForCausalLM", name, f"checkpoint {name}")

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from common.data.tokens import byte_tokenizer
+from examples.causal_lm import small_llama
 from tests.examples import EXAMPLES
 from tests.launch import Finished, Runner
 
@@ -96,6 +97,12 @@ def pairs_of_test(path: Path) -> list[dict[str, str]]:
     short = [pair for pair, count in zip(pairs, tokens, strict=True) if count <= LONGEST]
     random.Random(0).shuffle(short)
     return short[len(short) // 20 : 2 * (len(short) // 20)]
+
+
+def test_small_model_stops_at_the_end_of_a_completion() -> None:
+    """The configuration of the model and its tokenizer name the same token."""
+    tokenizer = byte_tokenizer()
+    assert small_llama(tokenizer).generation_config.eos_token_id == tokenizer.eos_token_id
 
 
 @pytest.mark.slow

@@ -60,11 +60,20 @@ class LossCall:
         is_label = not self.target.is_floating_point()
         return is_label and bool((self.target == self.ignored_label).any())
 
+    @property
+    def options(self) -> Mapping[str, object]:
+        """All arguments that were passed, by name."""
+        signature = inspect.signature(self.function)
+        return signature.bind(self.outputs, self.target, *self.arguments, **self.named).arguments
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the function has computed the sum over all elements."""
+        return self.options.get("reduction") == "sum"
+
     def divisor(self) -> Divisor | None:
         """Return what the function has divided by; None if it has not computed a mean."""
-        signature = inspect.signature(self.function)
-        bound = signature.bind(self.outputs, self.target, *self.arguments, **self.named)
-        return divisor_of(self.name, self.target.detach(), bound.arguments)
+        return divisor_of(self.name, self.target.detach(), self.options)
 
     def losses_of_samples(self) -> list[float] | None:
         """Return the mean loss of each sample, computed in float64.

@@ -150,10 +150,15 @@ class LossObserver:
     def write_training_loss(self, call: LossCall, loss: float) -> None:
         """Write a loss that training computes.
 
+        A sum is divided by the number of samples, because a recipe that asks for the sum divides
+        it, too. Otherwise, the ratio to the recorded loss would depend on the micro-batch's size.
+
         Args:
             loss: the mean over the elements of the call's result.
         """
         divisor = call.divisor()
+        if call.is_sum:
+            loss /= max(1, len(self.session.sample_indices))
         self.session.write(
             TrainingLoss(
                 step=self.session.step,

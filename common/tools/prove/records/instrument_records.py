@@ -74,7 +74,8 @@ class TrainingLoss(InstrumentRecord):
 
     record_type: Literal["training_loss"] = "training_loss"
     function: str  # its name, such as "cross_entropy"
-    loss: float  # the mean over the elements of the function's result
+    # The mean over the elements of the function's result, or its sum divided by the samples.
+    loss: float
     micro_batch: int  # the number of the micro-batch within the update, from 0
     # Metrics of the micro-batch that follow from the outputs: accuracy and error, or mse and mae.
     metrics: dict[str, float] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,19 +154,34 @@ def test_divisor_of_a_loss(
     assert (divisor and (divisor.divisor_type, divisor.value)) == expected
 
 
+class Notes:
+    """A session in training, whose micro-batch has two samples; it keeps what is written."""
+
+    has_started = True
+    step = 0
+    micro_batch = 0
+    sample_indices = (5, 3)
+
+    def __init__(self) -> None:
+        self.written: list[TrainingLoss] = []
+
+    def write(self, record: TrainingLoss) -> None:
+        self.written.append(record)
+
+
 def test_options_passed_by_position_are_known() -> None:
     """`F.cross_entropy(logits, labels, weight)` divides by the sum of the weights, too."""
-    written: list[TrainingLoss] = []
-
-    class Notes:
-        has_started = True
-        step = 0
-        micro_batch = 0
-
-        def write(self, record: TrainingLoss) -> None:
-            written.append(record)
-
     session: Any = Notes()
     logits = torch.zeros(4, 3, requires_grad=True)
     LossObserver(session).around_loss(F.cross_entropy, logits, LABELS, WEIGHT)
-    assert [(loss.divisor_type, loss.divisor) for loss in written] == [("weights", 7.0)]
+    assert [(loss.divisor_type, loss.divisor) for loss in session.written] == [("weights", 7.0)]
+
+
+def test_sum_is_divided_by_the_samples_as_a_recipe_divides_it() -> None:
+    """Two samples of two tokens each give four elements."""
+    session: Any = Notes()
+    logits = torch.zeros(4, 3, requires_grad=True)
+    LossObserver(session).around_loss(F.cross_entropy, logits, LABELS, reduction="sum")
+    kept = int((LABELS != -100).sum())
+    assert [loss.loss for loss in session.written] == pytest.approx([kept * math.log(3) / 2])
+    assert [loss.divisor for loss in session.written] == [None]
