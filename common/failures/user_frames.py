@@ -19,11 +19,20 @@ def shorten_traceback(error: BaseException) -> None:
 
 def place_in_words(error: BaseException) -> str:
     """Return the innermost line of the user's code in an error's traceback, in brackets."""
+    line = user_line_of(error)
+    return "" if line is None else f" (in {line})"
+
+
+def user_line_of(error: BaseException) -> str | None:
+    """Return the innermost line of the user's code in a traceback, such as "train.py, line 12".
+
+    The result is None if the traceback has no such line.
+    """
     for entry in tracebacks_of(error):
         if is_of_user(entry.tb_frame):
             file = Path(entry.tb_frame.f_code.co_filename).name
-            return f" (in {file}, line {entry.tb_lineno})"
-    return ""
+            return f"{file}, line {entry.tb_lineno}"
+    return None
 
 
 def tracebacks_of(error: BaseException) -> list[TracebackType]:

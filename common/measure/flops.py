@@ -19,6 +19,10 @@ ComputeLoss = Callable[[Any, Any], tuple[torch.Tensor, object]]
 REAL_SAMPLES = 4
 
 
+class UnreadableSamplesError(Exception):
+    """Samples can't be read before training, so no operations can be counted on them."""
+
+
 class TrainingFlops(NamedTuple):
     """The operations of a sample's forward and backward pass, in three parts.
 
@@ -90,13 +94,14 @@ def training_flops_of_real_samples(
     gradients are the same afterwards.
 
     Raises:
-        NotImplementedError: the samples come from a stream, which can't be read ahead, or they are
-            texts of unknown length.
+        UnreadableSamplesError: the samples come from a stream, which can't be read ahead, or they
+            are texts of unknown length.
+        Exception: an error of any class that the recipe's function or its model raises.
     """
     if not samples.is_sized:
-        raise NotImplementedError("samples that come from a stream can't be read ahead")
+        raise UnreadableSamplesError("samples that come from a stream can't be read ahead")
     if samples.has_tokens and samples.lengths is None:
-        raise NotImplementedError("the lengths of streamed texts are not known in advance")
+        raise UnreadableSamplesError("the lengths of streamed texts are not known in advance")
     generators = RandomState(device)
     state_before = generators.state_dict()
     try:

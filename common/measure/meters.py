@@ -1,6 +1,5 @@
 """Computes the figures of each log line: loss, metrics, speed and memory over all ranks."""
 
-import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -15,10 +14,12 @@ from torch import Tensor, nn
 from common.console import warn
 from common.data.samples import Samples, Work
 from common.failures.sentences import cause_text
+from common.failures.user_frames import place_in_words
 from common.measure.contention import ContentionWatch
 from common.measure.flops import (
     ComputeLoss,
     TrainingFlops,
+    UnreadableSamplesError,
     training_flops,
     training_flops_of_real_samples,
 )
@@ -98,25 +99,28 @@ class Meters:
         """Count the operations of a sample, and find the device's peak in `dtype`, for the MFU.
 
         Operations are first counted on shapes alone. That fails if the model reads values. Then
-        they are counted on a few real samples. If that fails as well, there is no MFU. After the
-        first update, a warning gives the cause of the first failure. Before it, the cause may be a
-        mistake in the recipe, which the loop meets as well and reports better.
+        they are counted on a few real samples. If that fails as well, there is no MFU, and a
+        warning gives the cause after the first update. Before it, the cause may be a mistake in the
+        recipe, which the loop meets as well and reports better.
 
         Args:
             passes: how many forward and backward passes the loop makes with each sample.
         """
         self.peak, self.peak_source = peak_tflops(self.device, dtype)
         try:
-            self.flops = training_flops(model, compute_loss, samples)
-        except Exception as problem:  # a recipe's model may raise anything, here and below
-            with contextlib.suppress(Exception):
-                self.flops = training_flops_of_real_samples(
-                    model, compute_loss, samples, self.device
-                )
-            if self.flops is None:
-                self.cause_of_no_mfu = cause_text(problem, first_line=True)
-        if self.flops is not None:
-            self.flops = self.flops.times(passes)
+            flops = training_flops(model, compute_loss, samples)
+        except Exception as error_on_shapes:  # a recipe's model may raise anything, here and below
+            try:
+                flops = training_flops_of_real_samples(model, compute_loss, samples, self.device)
+            except UnreadableSamplesError:
+                self.cause_of_no_mfu = cause_in_recipe(error_on_shapes)
+                return
+            except Exception as error:
+                # The user can mend this cause. That of the first attempt may only be that the
+                # model reads values, which is no mistake.
+                self.cause_of_no_mfu = cause_in_recipe(error)
+                return
+        self.flops = flops.times(passes)
 
     def use_accumulation(self, accumulation: int) -> None:
         """Prepare for updates of `accumulation` micro-batches, before the first is counted.
@@ -153,7 +157,8 @@ class Meters:
         if is_update and self.cause_of_no_mfu is not None:
             warn(
                 "perf/mfu is not logged, because the model's FLOPs can't be counted "
-                f"({self.cause_of_no_mfu})"
+                f"({self.cause_of_no_mfu}); they are counted with the function that is passed to "
+                "run.start, and a batch as the loader yields it"
             )
             self.cause_of_no_mfu = None
         self.power.sample_if_due()
@@ -297,3 +302,8 @@ class Meters:
         # One rank takes all sums, because a log line adds them up over the ranks.
         if self.accelerator.is_main_process:
             self.sums.load_from_ranks([state["sums"] for state in states])
+
+
+def cause_in_recipe(error: Exception) -> str:
+    """Return an error in one line, and the line of the recipe that raised it, if any did."""
+    return f"{cause_text(error, first_line=True)}{place_in_words(error)}"

@@ -14,7 +14,6 @@ from torch import nn
 
 from common.data.samples import Work
 from common.data.stored_samples import TensorSamples
-from common.measure import meters as module
 from common.measure.flops import TrainingFlops
 from common.measure.meters import Meters
 from tests.small_run import FLAGS, run
@@ -61,26 +60,42 @@ def test_figure_that_one_rank_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch)
     assert not any(math.isnan(value) for value in meters.whole_run_figures().values())
 
 
+class StreamedSamples(TensorSamples):
+    is_sized = False
+
+
+@pytest.mark.parametrize(
+    ("samples_class", "cause"),
+    [
+        # The second attempt, on real samples, gets further than the first one.
+        (TensorSamples, "KeyError: 'labels'"),
+        # A stream can't be read ahead, so there is no second attempt.
+        (StreamedSamples, "NotImplementedError: no meta kernel"),
+    ],
+)
 def test_uncountable_model_still_has_a_peak(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    samples_class: type[TensorSamples], cause: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After the first update, one line gives the reason why operations cannot be counted.
+    """After the first update, one line gives the cause that the user can mend, and its line.
 
     Before it, the loop may still meet the same error, and report it better.
     """
     meters = trained(TwoRanks(other=lambda row: row))
 
-    def refuse(*others: Any) -> Any:
-        raise NotImplementedError("no meta kernel\nof this operation")
+    def compute_loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, None]:
+        if batch["rows"].device.type == "meta":
+            raise NotImplementedError("no meta kernel\nof this operation")
+        return model(batch["rows"]).sum() + batch["labels"].sum(), None
 
-    monkeypatch.setattr(module, "training_flops", refuse)
-    meters.find_flops(nn.Linear(1, 1), refuse, refuse, torch.float32)  # type: ignore[arg-type]
-    reason = "FLOPs can't be counted (NotImplementedError: no meta kernel)"
+    samples = samples_class(rows=torch.randn(8, 4))
+    meters.find_flops(nn.Linear(4, 1), compute_loss, samples, torch.float32)
     meters.count(0.5, None, Work(1), 0.0, is_update=False)
     assert capsys.readouterr().out == ""
     for _ in range(2):
         meters.count(0.5, None, Work(1), 0.0, is_update=True)
-    assert capsys.readouterr().out == f"perf/mfu is not logged, because the model's {reason}\n"
+    (line,) = capsys.readouterr().out.splitlines()
+    assert f"FLOPs can't be counted ({cause} (in test_meters.py, line " in line
+    assert "a batch as the loader yields it" in line
     assert meters.peak > 0
     assert "perf/tflops_per_device" not in meters.end_interval()
 
