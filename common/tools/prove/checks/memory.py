@@ -25,6 +25,7 @@ MEBIBYTE = 2**20
 # the allocator does not report the memory in use.
 MAX_GROWTH = {
     "tensors": 0.0002,
+    "new_tensors": 0.0002,
     "arrays": 0.0002,
     "device": 0.01,
     "allocator": 0.005,
@@ -34,6 +35,7 @@ MAX_GROWTH = {
 MAX_GROWTH_OF_EVALUATIONS = {**MAX_GROWTH, "allocator": 0.05}
 WORDS = {
     "tensors": "live tensors",
+    "new_tensors": "live tensors of the current update",
     "arrays": "NumPy arrays in the recipe's variables",
     "device": "the device's memory",
     "allocator": "the process's memory",
@@ -147,11 +149,24 @@ def growths_of(measurements: Sequence[MemoryInUse], limits: Mapping[str, float])
         slope = median(slopes)
         rising_share = sum(slope > limit / 2 for slope in slopes) / len(slopes)
         is_noise = rising_share < MIN_RISING_SHARE
+        if memory_type == "new_tensors":
+            is_noise = rising_share < 1 or batches_grow(measurements)
         if memory_type in exact_sizes and grows_in_steps(exact_sizes[memory_type]):
             slope = max(slope, fmean(slopes))
             is_noise = False
         growths.append(Growth(memory_type, slope, limit, is_noise))
     return growths
+
+
+def batches_grow(measurements: Sequence[MemoryInUse]) -> bool:
+    """Whether each batch is larger than the one before, so that its tensors must be larger, too.
+
+    Batches may be padded to different lengths. The tensors of an update, such as its logits, then
+    go up and down with them. A tensor to which each update adds, as in
+    `history = torch.cat([history, logits])`, also grows while batches shrink.
+    """
+    sizes = [measurement.batch_bytes for measurement in measurements]
+    return all(later > earlier for earlier, later in pairwise(sizes))
 
 
 def grows_in_steps(sizes: Sequence[int]) -> bool:
@@ -176,6 +191,7 @@ def sizes_by_type(measurements: Sequence[MemoryInUse]) -> dict[str, list[float]]
             float(measurement.tensor_bytes + measurement.tensor_count * BYTES_OF_TENSOR)
             for measurement in measurements
         ],
+        "new_tensors": [float(measurement.new_tensor_bytes) for measurement in measurements],
         "arrays": [float(measurement.array_bytes) for measurement in measurements],
     }
     device_sizes = [measurement.device_bytes for measurement in measurements]

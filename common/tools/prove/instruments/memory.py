@@ -6,6 +6,10 @@ update, it writes `GrowingTensors` for each dtype and shape of tensors whose num
 `GrowingGraph` for each variable whose graph of gradients does, and `GrowingContainer` for each
 variable with a container that does.
 
+Batches may be padded to different lengths. Then the tensors of the current batch, such as its
+logits, differ in size from update to update. So they are measured apart from those that are older
+than the batch, and the memory of the allocator and of the device is measured without them.
+
 Tensors and arrays in a `deque` of the recipe with a `maxlen` are left out, because their number is
 bounded. The memory of the allocator and of the process includes such arrays, and resident memory
 also includes such tensors.
@@ -14,14 +18,18 @@ also includes such tensors.
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import torch
 from torch._subclasses.fake_tensor import is_fake
+from torch.utils import _pytree as tree
+from torch.utils.weak import TensorWeakRef
 
 from common.checkpoints.shards import is_sharded
+from common.data.loader import Loader
+from common.data.samples import Batch
 from common.run import Run
 from common.system.devices import allocated_bytes
 from common.tools.prove.instruments.allocator_statistics import bytes_in_use
@@ -50,6 +58,7 @@ TensorType = tuple[str, tuple[int, ...]]  # the dtype and the shape
 def install(session: Session) -> None:
     """Install the instrument. The probe calls this before the recipe runs."""
     observer = MemoryObserver(session)
+    session.wrap(Run, "batches", observer.around_batches)
     session.wrap(Run, "record", observer.around_record)
 
 
@@ -59,11 +68,32 @@ class MemoryObserver:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.process = psutil.Process()
+        # When the loop got the current batch, if its update is to be measured:
+        self.older_tensors: list[TensorWeakRef] = []
+        self.batch_bytes = 0
         # At the first measurement:
         self.first_counts: Counter[TensorType] | None = None
         self.first_graph_sizes: dict[str, int] = {}
         self.first_container_sizes: dict[str, ContainerSize] = {}
         self.first_step = 0
+
+    def around_batches(
+        self, original: Callable[[Run, Loader], Iterator[Batch]], run: Run, loader: Loader
+    ) -> Iterator[Batch]:
+        """Yield batches; before one whose update is to be measured, note the older tensors."""
+        for batch in original(run, loader):
+            if is_measured(run.progress.global_step + 1):
+                self.note_older_tensors(batch)
+            yield batch
+
+    def note_older_tensors(self, batch: Batch) -> None:
+        """Note the size of a batch, and the live tensors except those of the batch."""
+        leaves = [leaf for leaf in tree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        batch_ids = {id(tensor) for tensor in leaves}
+        self.batch_bytes = storage_bytes(leaves)
+        self.older_tensors = [
+            TensorWeakRef(tensor) for tensor in live_tensors() if id(tensor) not in batch_ids
+        ]
 
     def around_record(
         self, original: Callable[..., None], run: Run, *positional: object, **named: object
@@ -72,8 +102,7 @@ class MemoryObserver:
         previous_step = run.progress.global_step
         original(run, *positional, **named)
         step = run.progress.global_step
-        is_measured = step >= FIRST_MEASURED and step % MEASURED_EVERY == 0
-        if step > previous_step and is_measured:
+        if step > previous_step and is_measured(step):
             self.measure(run, step)
 
     def measure(self, run: Run, step: int) -> None:
@@ -83,15 +112,22 @@ class MemoryObserver:
         bounded = [*tensors_in_bounded_deques(sys._getframe(), folder)]
         bounded_ids = {id(tensor) for tensor in bounded}
         tensors = [tensor for tensor in live_tensors() if id(tensor) not in bounded_ids]
-        counts = Counter(dtype_and_shape(tensor) for tensor in tensors)
+        older_ids = {id(reference()) for reference in self.older_tensors}
+        older = [tensor for tensor in tensors if id(tensor) in older_ids]
+        new = [tensor for tensor in tensors if id(tensor) not in older_ids]
+        left_out = [*bounded, *new]
+        counts = Counter(dtype_and_shape(tensor) for tensor in older)
         self.session.write(
             MemoryInUse(
                 step=step,
                 resident_bytes=self.process.memory_info().rss,
-                allocator_bytes=without_tensors(bytes_in_use(), bounded, on_host=True),
-                device_bytes=without_tensors(allocated_bytes(run.device), bounded, on_host=False),
-                tensor_count=len(tensors),
-                tensor_bytes=storage_bytes(tensors),
+                allocator_bytes=without_tensors(bytes_in_use(), left_out, on_host=True),
+                device_bytes=without_tensors(allocated_bytes(run.device), left_out, on_host=False),
+                tensor_count=len(older),
+                tensor_bytes=storage_bytes(older),
+                # Some may be views of older tensors, whose storages count only once.
+                new_tensor_bytes=storage_bytes(tensors) - storage_bytes(older),
+                batch_bytes=self.batch_bytes,
                 array_bytes=bytes_of_arrays(sys._getframe(), folder),
             )
         )
@@ -102,7 +138,7 @@ class MemoryObserver:
             self.first_step = step
         elif step + MEASURED_EVERY > run.plan.total_steps:
             self.write_growing_graphs(step, folder)
-            self.write_growing_tensors(counts, tensors, step, folder)
+            self.write_growing_tensors(counts, older, step, folder)
             self.write_growing_containers(step, folder)
 
     def write_growing_graphs(self, step: int, folder: Path) -> None:
@@ -146,7 +182,7 @@ class MemoryObserver:
 
         Args:
             counts: how many of the tensors have each type.
-            tensors: all live tensors.
+            tensors: the live tensors that are older than the current batch.
             step: the current update.
             folder: the recipe's folder.
         """
@@ -172,6 +208,11 @@ class MemoryObserver:
                     holder=holder_in_words(growing, sys._getframe(), folder),
                 )
             )
+
+
+def is_measured(step: int) -> bool:
+    """Whether memory is measured after the update with this number, from 1."""
+    return step >= FIRST_MEASURED and step % MEASURED_EVERY == 0
 
 
 def live_tensors() -> list[torch.Tensor]:

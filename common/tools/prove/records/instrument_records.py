@@ -184,8 +184,12 @@ class MemoryInUse(InstrumentRecord):
     resident_bytes: int  # of this process
     allocator_bytes: int | None  # those that the C library's allocator has given out
     device_bytes: int | None  # those that torch has allocated on the accelerator
-    tensor_count: int  # the number of live tensors
-    tensor_bytes: int  # of the storages of live tensors
+    # Of the live tensors that are older than the current batch:
+    tensor_count: int
+    tensor_bytes: int  # of their storages
+    # Of the current batch's own tensors, and of those that were made since the loop got it:
+    new_tensor_bytes: int  # of their storages
+    batch_bytes: int  # of the storages of the batch's own tensors
     array_bytes: int  # of the NumPy arrays in containers of the recipe
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from common.tools.prove.checks import memory
 from common.tools.prove.checks.memory import MAX_GROWTH, MEBIBYTE, verdict_of
+from common.tools.prove.instruments import memory as instrument
 from common.tools.prove.instruments.allocator_statistics import bytes_in_use
 from common.tools.prove.instruments.graphs import graph_sizes
 from common.tools.prove.instruments.holders import NO_HOLDER, holder_in_words
 from common.tools.prove.instruments.memory import (
+    MemoryObserver,
     live_tensors,
     storage_bytes,
     without_tensors,
@@ -31,12 +37,14 @@ from common.tools.prove.instruments.recipe_containers import (
     container_sizes,
     tensors_in_bounded_deques,
 )
+from common.tools.prove.observation.session import Session
 from common.tools.prove.records.instrument_records import (
     GrowingContainer,
     GrowingGraph,
     GrowingTensors,
     MemoryInUse,
 )
+from common.tools.prove.records.observed_run import ObservedRun, read_processes
 from tests.unit.tools.prove.made_up_records import run_with
 
 KEPT: list[torch.Tensor] = []
@@ -56,6 +64,8 @@ def notes(growth: dict[str, Callable[[int], float]], count: int = 12) -> list[Me
             "allocator_bytes": 2e8,
             "tensor_bytes": 1e7,
             "tensor_count": 100.0,
+            "new_tensor_bytes": 1e5,
+            "batch_bytes": 1e4,
             "array_bytes": 1e5,
         }
         for name, function in growth.items():
@@ -144,6 +154,101 @@ def test_sizes_that_go_up_and_down_are_said_to_be_noise() -> None:
     verdict = verdict_of(run_with(notes({"tensor_bytes": lambda step: sizes[step]})))
     assert verdict.passed is True
     assert "it goes up and down" in verdict.compared
+
+
+PADDED_LENGTHS = st.lists(st.integers(4, 64), min_size=12, max_size=12)
+
+
+@given(lengths=PADDED_LENGTHS, count=st.sampled_from([7, 11, 12]))
+def test_padded_batches_of_any_lengths_pass(lengths: list[int], count: int) -> None:
+    """The logits of the current batch are as long as the batch, and nothing is kept."""
+    sizes = {10 + 5 * number: length for number, length in enumerate(lengths)}
+    measured_notes = notes(
+        {
+            "batch_bytes": lambda step: 3 * 16 * 8 * sizes[step],
+            "new_tensor_bytes": lambda step: 16 * 300 * 4 * sizes[step],
+        },
+        count,
+    )
+    assert verdict_of(run_with(measured_notes)).passed is True
+
+
+@given(lengths=PADDED_LENGTHS, count=st.sampled_from([7, 11, 12]), is_padded=st.booleans())
+def test_tensor_that_each_update_lengthens_fails(
+    lengths: list[int], count: int, is_padded: bool
+) -> None:
+    """It is a new tensor after each update, as in `history = torch.cat([history, logits])`."""
+    sizes = {10 + 5 * number: length for number, length in enumerate(lengths)}
+    if not is_padded:
+        sizes = dict.fromkeys(sizes, 64)
+    judged = [sizes[10 + 5 * number] for number in range(count // 3, count)]
+    assume(not all(later > earlier for earlier, later in pairwise(judged)))
+    measured_notes = notes(
+        {
+            "batch_bytes": lambda step: 3 * 16 * 8 * sizes[step],
+            "new_tensor_bytes": lambda step: 16 * 300 * 4 * (sizes[step] + 20 * step),
+        },
+        count,
+    )
+    verdict = verdict_of(run_with(measured_notes))
+    assert verdict.passed is False
+    assert "live tensors of the current update grows by" in verdict.causes[0]
+
+
+def train_with_memory_observer(
+    folder: Path, keep: Callable[[torch.Tensor], None], lengths: Sequence[int]
+) -> ObservedRun:
+    """Return an observed run with padded batches.
+
+    Args:
+        keep: gets the logits of each update.
+        lengths: the padded length of the batch of each measured update.
+    """
+    progress = SimpleNamespace(global_step=0)
+    run: Any = SimpleNamespace(
+        progress=progress,
+        context=SimpleNamespace(recipe_file=str(Path(__file__))),
+        device=torch.device("cpu"),
+        plan=SimpleNamespace(total_steps=5 * len(lengths) + 5),
+    )
+    observer = MemoryObserver(Session(folder=folder, launch=0, rank=0, run=run))
+    batches = ({"tokens": torch.ones(16, length, 8)} for length in lengths for _ in range(5))
+
+    def end_update(run: Any) -> None:
+        progress.global_step += 1
+
+    loader: Any = None
+    progress.global_step = 5
+    for batch in observer.around_batches(lambda run, loader: batches, run, loader):
+        logits = batch["tokens"].cos()
+        keep(logits)
+        observer.around_record(end_update, run)
+    return replace(run_with(), directory=folder, processes=read_processes(folder))
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_only_tensors_that_outlive_their_update_count(
+    is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of small tensors grows, although batches differ in size by much more."""
+    # These searches take long in a process with many modules.
+    monkeypatch.setattr("gc.collect", lambda: 0)
+    monkeypatch.setattr(instrument, "bytes_of_arrays", lambda *_: 0)
+    for search in ("tensors_in_bounded_deques", "graph_sizes", "container_sizes"):
+        monkeypatch.setattr(instrument, search, lambda *_: {})
+    monkeypatch.setattr(instrument, "holder_in_words", lambda *_: "the list `history`")
+    history: list[torch.Tensor] = []
+
+    def keep(logits: torch.Tensor) -> None:
+        if is_kept:
+            history.append(logits[0, 0].clone())
+
+    lengths = [40, 9, 70, 20, 80, 81, 12, 90, 91]  # most rise after the warm-up
+    verdict = verdict_of(train_with_memory_observer(tmp_path, keep, lengths))
+    own_causes = [cause for cause in verdict.causes if "the process's" not in cause]
+    assert bool(own_causes) is is_kept
+    if is_kept:
+        assert "they are held by the list `history`" in own_causes[0]
 
 
 def test_growth_with_evaluations_fails(monkeypatch: pytest.MonkeyPatch) -> None:
