@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -19,10 +19,10 @@ from common.tools.prove.proof_runs.bench import Bench
 from common.tools.prove.proof_runs.measured_runs import steady_run
 from common.tools.prove.recomputation.checked_figures import (
     CheckedFigures,
+    coverage_in_words,
     has_outcomes,
-    numbers_in_words,
 )
-from common.tools.prove.recomputation.evaluation_figures import compare_figure
+from common.tools.prove.recomputation.evaluation_figures import FigureComparison, compare_figure
 from common.tools.prove.recomputation.split_passes import split_passes_of_evaluation
 from common.tools.prove.recomputation.training_losses import ADVICE_OF_LOSS, checked_losses
 from common.tools.prove.recomputation.training_metrics import checked_metrics
@@ -60,12 +60,16 @@ def judge_figures(bench: Bench) -> Verdict:
     checked.append(checked_evaluations(divided))
     checked.append(checked_evaluations(distributed, correct_figures(divided)))
     checked.append(checked_speeds(steady_run(bench)))
-    return verdict_of(checked)
+    return verdict_of(checked, bench.recipe.objective.metric)
 
 
-def verdict_of(checked: Sequence[CheckedFigures]) -> Verdict:
-    """Return the verdict. The check does not apply if no loss or metric could be computed again."""
-    compared = numbers_in_words(checked)
+def verdict_of(checked: Sequence[CheckedFigures], objective_metric: str) -> Verdict:
+    """Return the verdict. The check does not apply if no loss or metric could be computed again.
+
+    Args:
+        objective_metric: the metric of the objective, without a prefix such as "val/".
+    """
+    compared = coverage_in_words(checked, objective_metric)
     causes: list[Cause] = []
     for figures in checked:
         causes += figures.causes
@@ -159,7 +163,35 @@ def checked_evaluations(run: ObservedRun, trusted: Collection[str] | None = None
             names may have a meaning of their own. None: trust all names.
     """
     compared_count = 0
-    unknown_count = 0
+    compared_names: set[str] = set()
+    unknown_names: set[str] = set()
+    causes: tuple[Cause, ...] = ()
+    for record, name, value, comparison in compared_figures(run):
+        if name == "count":  # the number of samples is not a figure
+            continue
+        logged_name = f"{PREFIXES[record.split]}/{name}"
+        is_trusted = trusted is None or name in trusted
+        if comparison.is_correct is None or not is_trusted:
+            unknown_names.add(logged_name)
+            continue
+        compared_count += 1
+        compared_names.add(logged_name)
+        if not comparison.is_correct:
+            causes = (cause_of_figure(run, record, name, value, comparison),)
+            break
+    return CheckedFigures(
+        "figures of evaluations",
+        causes,
+        compared_count,
+        frozenset(compared_names),
+        frozenset(unknown_names),
+    )
+
+
+def compared_figures(
+    run: ObservedRun,
+) -> Iterator[tuple[EvaluationFigures, str, float, FigureComparison]]:
+    """Yield each figure of an evaluation with its name, its value, and what its samples give."""
     for record in run.processes[0].of(EvaluationFigures):
         split_passes = split_passes_of_evaluation(run, record)
         has_more_calls = calls_model_several_times(run, record)
@@ -167,24 +199,23 @@ def checked_evaluations(run: ObservedRun, trusted: Collection[str] | None = None
             comparison = compare_figure(
                 name, value, split_passes, may_have_other_outputs=has_more_calls
             )
-            is_trusted = trusted is None or name in trusted
-            if comparison.is_correct is None or not is_trusted:
-                if name != "count":  # the number of samples is not a figure
-                    unknown_count += 1
-                continue
-            compared_count += 1
-            if not comparison.is_correct:
-                ranks = f" on {run.world_size} processes" if run.world_size > 1 else ""
-                cause = Cause(
-                    f"{name} of the {record.phase} evaluation after update {record.step}{ranks} is "
-                    f"{value:.6g}, but its samples give {comparison.expected:.6g}: "
-                    f"{comparison.explanation}",
-                    ADVICE_OF_EVALUATION,
-                )
-                return CheckedFigures(
-                    "figures of evaluations", (cause,), compared_count, unknown_count
-                )
-    return CheckedFigures("figures of evaluations", (), compared_count, unknown_count)
+            yield record, name, value, comparison
+
+
+def cause_of_figure(
+    run: ObservedRun,
+    record: EvaluationFigures,
+    name: str,
+    value: float,
+    comparison: FigureComparison,
+) -> Cause:
+    """Return the cause of a figure that its samples contradict."""
+    ranks = f" on {run.world_size} processes" if run.world_size > 1 else ""
+    return Cause(
+        f"{name} of the {record.phase} evaluation after update {record.step}{ranks} is "
+        f"{value:.6g}, but its samples give {comparison.expected:.6g}: {comparison.explanation}",
+        ADVICE_OF_EVALUATION,
+    )
 
 
 def correct_figures(run: ObservedRun) -> set[str]:

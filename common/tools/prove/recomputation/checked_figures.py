@@ -1,10 +1,11 @@
-"""The figures of a proof: mistakes in them, and how many of them were computed again."""
+"""The figures of a proof: mistakes in them, and which of them were computed again."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from common.objective import PREFIXES
 from common.tools.prove.verdicts import Cause
 
 FigureType = Literal[
@@ -25,12 +26,16 @@ TYPES_FROM_OUTPUTS: tuple[FigureType, ...] = (
 
 @dataclass(frozen=True)
 class CheckedFigures:
-    """The mistakes in the figures of one type in one run, and the number of these figures."""
+    """The mistakes in the figures of one type in one run, and the number of these figures.
+
+    The names are those of the log, such as "val/accuracy". Means in rows and speeds need none.
+    """
 
     figure_type: FigureType
     causes: tuple[Cause, ...] = ()  # the mistakes
     compared_count: int = 0  # of figures that were computed again
-    unknown_count: int = 0  # of figures that could not be computed again
+    compared_names: frozenset[str] = frozenset()
+    unknown_names: frozenset[str] = frozenset()  # of figures that could not be computed again
 
 
 def has_outcomes(checked: Sequence[CheckedFigures]) -> bool:
@@ -43,18 +48,30 @@ def has_outcomes(checked: Sequence[CheckedFigures]) -> bool:
     )
 
 
-def numbers_in_words(checked: Sequence[CheckedFigures]) -> str:
-    """Return in words how many figures were computed again, and how many were not."""
-    compared: Counter[FigureType] = Counter()
-    unknown: Counter[FigureType] = Counter()
+def coverage_in_words(checked: Sequence[CheckedFigures], objective_metric: str) -> str:
+    """Return in words how many figures were computed again, and the names of those that were not.
+
+    Args:
+        objective_metric: the metric of the objective, without a prefix such as "val/".
+    """
+    counts: Counter[FigureType] = Counter()
+    compared_names: set[str] = set()
+    unknown_names: set[str] = set()
     for figures in checked:
-        compared[figures.figure_type] += figures.compared_count
-        unknown[figures.figure_type] += figures.unknown_count
-    text = f"computed again: {counts_in_words(compared) or 'nothing'}"
-    unknown_figures = counts_in_words(unknown)
-    if unknown_figures:
-        reason = "as the proof can't tell how to compute them"
-        text += f"; not computed again, {reason}: {unknown_figures}"
+        counts[figures.figure_type] += figures.compared_count
+        compared_names |= figures.compared_names
+        unknown_names |= figures.unknown_names
+    text = f"computed again: {counts_in_words(counts) or 'nothing'}"
+    unchecked_names = unknown_names - compared_names
+    if unchecked_names:
+        names = ", ".join(sorted(unchecked_names))
+        text += f"; not checked, as the proof can't tell how to compute them: {names}"
+    partly_checked_names = unknown_names & compared_names
+    if partly_checked_names:
+        text += f"; checked only in part: {', '.join(sorted(partly_checked_names))}"
+    objective_names = {f"{prefix}/{objective_metric}" for prefix in PREFIXES.values()}
+    if objective_names & unchecked_names and not objective_names & compared_names:
+        text += f"; so this check says nothing about the objective, {objective_metric}"
     return text
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from common.metric_names import TRAINING_LOSS
 from common.tools.prove.recomputation.checked_figures import CheckedFigures
 from common.tools.prove.records.instrument_records import TrainingLoss
 from common.tools.prove.records.observed_run import ObservedRun
@@ -45,16 +46,18 @@ def checked_losses(whole: ObservedRun, run: ObservedRun) -> CheckedFigures:
     # The recipe records one of its losses or their sum; which one is unknown. So one of them with
     # the same multiple in both runs is enough.
     if any(is_near_factor(ratio, 1.0) for ratio in ratios):
-        return CheckedFigures("recorded losses", compared_count=losses)
+        return CheckedFigures(
+            "recorded losses", compared_count=losses, compared_names=frozenset({TRAINING_LOSS})
+        )
     mistake = mistaken_factor(ratios, run)
     if mistake is None:
-        return CheckedFigures("recorded losses", unknown_count=losses)
+        return CheckedFigures("recorded losses", unknown_names=frozenset({TRAINING_LOSS}))
     cause = Cause(
         f"the recorded losses are {mistake.factor:.3g} times those that were computed, which is "
         f"{mistake.phrase}",
         ADVICE_OF_LOSS,
     )
-    return CheckedFigures("recorded losses", (cause,), compared_count=losses)
+    return CheckedFigures("recorded losses", (cause,), losses, frozenset({TRAINING_LOSS}))
 
 
 def ratios_of_multiples(whole: ObservedRun, run: ObservedRun) -> list[float]:

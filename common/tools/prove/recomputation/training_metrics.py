@@ -39,7 +39,8 @@ def checked_metrics(run: ObservedRun) -> CheckedFigures:
     """
     causes: dict[str, Cause] = {}  # by the name of the metric
     compared_count = 0
-    unknown_count = 0
+    compared_names: set[str] = set()
+    unknown_names: set[str] = set()
     for process in run.processes:
         losses = losses_by_micro_batch(process)
         for record in process.of(RecordedMicroBatch):
@@ -49,16 +50,23 @@ def checked_metrics(run: ObservedRun) -> CheckedFigures:
                 expected = expected_values(name, computed)
                 is_correct = follows_from_outputs(name, value, expected)
                 if is_correct is None:
-                    unknown_count += 1
+                    unknown_names.add(f"train/{name}")
                     continue
                 compared_count += 1
+                compared_names.add(f"train/{name}")
                 if not is_correct and name not in causes:
                     causes[name] = Cause(
                         f"the loop recorded {name} {value:.6g} in update {record.step + 1}, and "
                         f"the outputs of this micro-batch give {expected[0]:.6g}",
                         ADVICE,
                     )
-    return CheckedFigures("recorded metrics", (*causes.values(),), compared_count, unknown_count)
+    return CheckedFigures(
+        "recorded metrics",
+        (*causes.values(),),
+        compared_count,
+        frozenset(compared_names),
+        frozenset(unknown_names),
+    )
 
 
 def losses_by_micro_batch(process: ObservedProcess) -> dict[tuple[int, int], list[TrainingLoss]]:

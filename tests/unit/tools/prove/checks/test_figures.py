@@ -27,7 +27,7 @@ from common.tools.prove.checks.figures import (
     verdict_of,
 )
 from common.tools.prove.instruments.loss_calls import LossCall
-from common.tools.prove.recomputation.checked_figures import CheckedFigures
+from common.tools.prove.recomputation.checked_figures import CheckedFigures, coverage_in_words
 from common.tools.prove.recomputation.evaluation_figures import compare_figure
 from common.tools.prove.recomputation.figure_functions import FIGURE_FUNCTIONS, macro_f1
 from common.tools.prove.recomputation.sample_outcomes import SampleOutcome
@@ -255,7 +255,7 @@ def test_multiples_of_losses_are_explained(
     second = run_that_records(*distributed, world_size=2)
     checked = checked_losses(first, second)
     causes = [cause.sentence for cause in checked.causes]
-    assert checked.compared_count + checked.unknown_count == 3
+    assert checked.compared_names | checked.unknown_names == {"train/loss"}
     assert len(causes) == (words is not None)
     assert words is None or words in causes[0]
 
@@ -335,16 +335,57 @@ def test_losses_that_no_function_of_torch_computes_are_not_counted_as_compared()
     runs = [run_with([started(), *losses]), run_with([started(world_size=2), *losses])]
     losses_found = checked_losses(*runs)
     assert losses_found.causes == ()
-    assert (losses_found.compared_count, losses_found.unknown_count) == (0, 3)
+    assert (losses_found.compared_count, losses_found.unknown_names) == (0, {"train/loss"})
     checked = [losses_found, CheckedFigures("means in rows", compared_count=4)]
-    verdict = verdict_of(checked)
+    verdict = verdict_of(checked, "loss")
     assert verdict.passed is None
     assert verdict.compared == (
-        "computed again: 4 means in rows; not computed again, as the proof can't tell how to "
-        "compute them: 3 recorded losses"
+        "computed again: 4 means in rows; not checked, as the proof can't tell how to compute "
+        "them: train/loss"
     )
     checked.append(CheckedFigures("recorded metrics", compared_count=1))
-    assert verdict_of(checked).passed is True
+    assert verdict_of(checked, "loss").passed is True
+
+
+@pytest.mark.parametrize(
+    ("compared", "unknown", "objective", "words"),
+    [
+        (["val/loss"], [], "loss", ""),
+        (
+            ["val/loss"],
+            ["val/mean_iou", "test/mean_iou"],
+            "mean_iou",
+            "to compute them: test/mean_iou, val/mean_iou; so this check says nothing about the "
+            "objective, mean_iou",
+        ),
+        (["val/loss"], ["val/mean_iou"], "loss", "to compute them: val/mean_iou"),
+        # The objective was computed again on one of the splits.
+        (["test/f1"], ["val/f1"], "f1", "to compute them: val/f1"),
+        (["val/loss"], ["val/loss"], "loss", "checked only in part: val/loss"),
+    ],
+)
+def test_unchecked_figures_are_named_once(
+    compared: list[str], unknown: list[str], objective: str, words: str
+) -> None:
+    figures = CheckedFigures(
+        "figures of evaluations",
+        compared_count=len(compared),
+        compared_names=frozenset(compared),
+        unknown_names=frozenset(unknown),
+    )
+    text = coverage_in_words([figures, figures], objective)
+    if words:
+        assert text.endswith((f"; {words}", f"how {words}"))
+    else:
+        assert ";" not in text
+
+
+def test_evaluations_name_the_figures_that_they_could_not_check(tmp_path: Path) -> None:
+    records = [started(), evaluation_loss([0, 1], [1, 3]), evaluated({"loss": 2.0, "ece": 0.5})]
+    checked = checked_evaluations(run_with(records, directory=tmp_path, rows=[]))
+    assert checked.causes == ()
+    assert checked.compared_names == {"val/loss"}
+    assert checked.unknown_names == {"val/ece"}
 
 
 def trained(*computed: dict[str, float], metrics: dict[str, float]) -> ObservedRun:
@@ -375,7 +416,8 @@ def test_metrics_of_training_are_computed_again(
     computed: list[dict[str, float]], name: str, value: float, compared: int, is_wrong: bool
 ) -> None:
     checked = checked_metrics(trained(*computed, metrics={name: value}))
-    assert (checked.compared_count, checked.unknown_count) == (compared, 1 - compared)
+    assert checked.compared_count == compared
+    assert (checked.compared_names if compared else checked.unknown_names) == {f"train/{name}"}
     assert bool(checked.causes) == is_wrong
     expected = f"recorded {name} {value:.6g} in update 1"
     assert all(expected in cause.sentence for cause in checked.causes)
