@@ -1,7 +1,11 @@
 """Checks that n micro-batches of b samples make the same update as one of n × b."""
 
 from common.tools.prove.checks.base import Check
-from common.tools.prove.layouts.compared_runs import run_with_layout, update_layouts
+from common.tools.prove.layouts.compared_runs import (
+    run_of_whole_batches,
+    run_with_layout,
+    update_layouts,
+)
 from common.tools.prove.layouts.expected_differences import (
     drawn_generators,
     mixing_modules_of,
@@ -12,6 +16,7 @@ from common.tools.prove.layouts.pairs import (
     RunPair,
     cause_of_changed_gradients,
     cause_of_contents,
+    cause_of_drawing_collate,
     cause_of_independent_figures,
     cause_of_later_loss,
     cause_of_optimizers,
@@ -29,7 +34,7 @@ def judge_accumulation(bench: Bench) -> Verdict:
     """Launch a run of whole batches and one of micro-batches, and compare them."""
     layouts = update_layouts(bench)
     pair = RunPair(
-        run_with_layout(bench, "whole", layouts.whole),
+        run_of_whole_batches(bench),
         run_with_layout(bench, "divided", layouts.divided),
         layouts.whole,
         layouts.divided,
@@ -69,6 +74,9 @@ def verdict_of(pair: RunPair) -> Verdict:
     wrong_contents = cause_of_contents(pair)
     if wrong_contents is not None:  # evaluations may then have other contents as well
         return failed_verdict(comparison_in_words(pair), [wrong_contents])
+    drawing_collate = cause_of_drawing_collate(pair.variant)
+    if drawing_collate is not None:
+        return failed_verdict(comparison_in_words(pair), [drawing_collate])
     update_causes = []
     if update_cause is not None:
         update_causes = [

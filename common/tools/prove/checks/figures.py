@@ -14,7 +14,11 @@ from common.objective import PREFIXES
 from common.run_directory.records import MetricsRow
 from common.run_directory.stored_run import StoredRun
 from common.tools.prove.checks.base import Check
-from common.tools.prove.layouts.compared_runs import run_with_layout, update_layouts
+from common.tools.prove.layouts.compared_runs import (
+    run_of_whole_batches,
+    run_with_layout,
+    update_layouts,
+)
 from common.tools.prove.proof_runs.bench import Bench
 from common.tools.prove.proof_runs.measured_runs import steady_run
 from common.tools.prove.recomputation.checked_figures import (
@@ -49,7 +53,7 @@ ADVICE_OF_MODE = "evaluate the model that `with run.evaluating(model) as bare_mo
 def judge_figures(bench: Bench) -> Verdict:
     """Compute the figures of several runs again, and compare them with the logged figures."""
     layouts = update_layouts(bench)
-    whole = run_with_layout(bench, "whole", layouts.whole)
+    whole = run_of_whole_batches(bench)
     divided = run_with_layout(bench, "divided", layouts.divided)
     distributed = run_with_layout(bench, "two-processes", layouts.distributed)
     checked = [checked_rows(bench.reference)]

@@ -15,6 +15,7 @@ from common.tools.prove.layouts.expected_differences import (
 from common.tools.prove.layouts.pairs import (
     RunPair,
     cause_of_contents,
+    cause_of_drawing_collate,
     cause_of_independent_figures,
     cause_of_later_loss,
     cause_of_optimizers,
@@ -93,8 +94,11 @@ def verdict_of_runs(runs: ProcessRuns) -> Verdict:
         )
         for sentence in accumulated.causes
     ]
-    # Figures that one process already gets wrong are among these causes.
-    are_figures_known = cause_of_independent_figures(one_process) is not None
+    # Figures that one process already gets wrong are among these causes, or follow from them.
+    are_figures_known = (
+        cause_of_independent_figures(one_process) is not None
+        or cause_of_drawing_collate(one_process.variant) is not None
+    )
     wrong_figures = None if are_figures_known else cause_of_evaluations(runs.pair)
     return verdict_on_updates_and_figures(verdict.compared, causes, wrong_figures)
 
@@ -150,6 +154,9 @@ def verdict_of(pair: RunPair) -> Verdict:
     wrong_contents = cause_of_contents(pair)
     if wrong_contents is not None:  # evaluations may then have other contents as well
         return failed_verdict(compared_in_words(pair), [wrong_contents])
+    drawing_collate = cause_of_drawing_collate(pair.variant)
+    if drawing_collate is not None:
+        return failed_verdict(compared_in_words(pair), [drawing_collate])
     update_causes = [] if update_cause is None else [update_cause]
     return verdict_on_updates_and_figures(compared_in_words(pair), update_causes, wrong_figures)
 

@@ -19,6 +19,7 @@ INSTRUMENTS = tuple(
         "updates",
         "changed_gradients",
         "own_draws",
+        "collate_draws",
         "mixing",
         "losses",
         "samples_used",
@@ -28,6 +29,11 @@ INSTRUMENTS = tuple(
 # One more instrument, for runs whose networks are computed in float64.
 IN_FLOAT64 = "common.tools.prove.instruments.in_float64"
 UPDATES = 6  # the number of compared updates
+# The evaluation batches of the run of whole batches are this many times as small as those of the
+# other runs. A figure that is wrongly a mean over batches, such as a calibration error, hardly
+# differs between two large batch sizes. A correct figure is the same with any.
+EVALUATION_BATCH_DIVISOR = 8
+MIN_EVALUATION_BATCH = 2  # samples
 
 
 @dataclass(frozen=True)
@@ -65,11 +71,23 @@ def update_layouts(bench: Bench) -> UpdateLayouts:
     )
 
 
+def run_of_whole_batches(bench: Bench) -> ObservedRun:
+    """Return a run with one micro-batch in each update, which evaluates in small batches.
+
+    Raises:
+        RunFailedError: the launch has failed.
+    """
+    layout = update_layouts(bench).whole
+    evaluation_batch_size = max(MIN_EVALUATION_BATCH, bench.batch_size // EVALUATION_BATCH_DIVISOR)
+    return run_with_layout(bench, "whole", layout, evaluation_batch_size=evaluation_batch_size)
+
+
 def run_with_layout(
     bench: Bench,
     name: str,
     layout: UpdateLayout,
     *,
+    evaluation_batch_size: int | None = None,
     interruptions: tuple[PlannedInterruption, ...] = (),
     resumed_processes: int | None = None,
     environment: tuple[tuple[str, str], ...] = (),
@@ -77,7 +95,8 @@ def run_with_layout(
 ) -> ObservedRun:
     """Return a run whose updates have a layout, without dropout.
 
-    `interruptions`, `resumed_processes` and `environment` are fields of `RunSpec`.
+    `evaluation_batch_size`, `interruptions`, `resumed_processes` and `environment` are fields of
+    `RunSpec`.
 
     Args:
         name: the name of the run's folder; with `in_float64`, the folder's name has an ending.
@@ -91,6 +110,7 @@ def run_with_layout(
         flags_of_layout(bench, layout, in_float64),
         processes=layout.processes,
         instruments=(*INSTRUMENTS, IN_FLOAT64) if in_float64 else INSTRUMENTS,
+        evaluation_batch_size=evaluation_batch_size,
         interruptions=interruptions,
         resumed_processes=resumed_processes,
         environment=environment,

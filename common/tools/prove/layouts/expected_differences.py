@@ -5,7 +5,12 @@ makes. If the result depends on either, two layouts can't be compared, and the r
 mistake.
 """
 
-from common.tools.prove.records.instrument_records import MixingModule, OwnDraw, SampleMixing
+from common.tools.prove.records.instrument_records import (
+    CollateDraw,
+    MixingModule,
+    OwnDraw,
+    SampleMixing,
+)
 from common.tools.prove.records.observed_run import ObservedRun, differing_common_keys
 from common.tools.prove.records.run_records import MicroBatch, RecordedMicroBatch
 
@@ -28,6 +33,14 @@ def drawn_generators(run: ObservedRun) -> list[str]:
     # The loop may also draw from a generator that it passes to an operation of torch.
     own_draws = {f"that it passes to {draw.operation}" for _, draw in run.all(OwnDraw)}
     return [*sorted(names), *sorted(own_draws)]
+
+
+def generators_drawn_in_collate(run: ObservedRun) -> list[str]:
+    """Return the names of the random generators from which a collate function draws."""
+    names: set[str] = set()
+    for _, draw in run.all(CollateDraw):
+        names.update(draw.generators)
+    return sorted(names)
 
 
 def sample_mixing_of(run: ObservedRun) -> SampleMixing:

@@ -24,9 +24,10 @@ from common.tools.prove.layouts.comparison import (
     updates_of,
     weight_distance,
 )
+from common.tools.prove.layouts.expected_differences import generators_drawn_in_collate
 from common.tools.prove.records.instrument_records import GradientChange
 from common.tools.prove.records.observed_run import ObservedRun
-from common.tools.prove.records.run_records import MicroBatch
+from common.tools.prove.records.run_records import EvaluationBatch, MicroBatch
 from common.tools.prove.verdicts import Cause, Verdict, failed_verdict
 
 # Relative. Within it, a ratio of gradient norms counts as equal to a number.
@@ -116,6 +117,23 @@ def cause_of_contents(pair: RunPair) -> Cause | None:
                 "names a value that differs between two runs of the same command",
             )
     return None
+
+
+def cause_of_drawing_collate(run: ObservedRun) -> Cause | None:
+    """Return the cause that a collate function draws random numbers; None if it does not.
+
+    The contents of a sample then depend on the others of its batch, so neither losses nor figures
+    can agree between two layouts.
+    """
+    generators = generators_drawn_in_collate(run)
+    if not generators:
+        return None
+    return Cause(
+        f"collate_fn draws random numbers (generator {' and '.join(generators)}), so the contents "
+        "of a sample depend on the other samples of its batch, and losses and figures change with "
+        "the batch size",
+        "draw them in __getitem__: the random generators are seeded before each sample",
+    )
 
 
 def batches_by_samples(run: ObservedRun) -> dict[tuple[int, tuple[int, ...]], MicroBatch]:
@@ -231,14 +249,33 @@ def cause_of_figures(pair: RunPair, last_step: int | None = None) -> Cause | Non
     difference = differing_figure(pair.baseline, pair.variant, last_step)
     if difference is None:
         return None
+    baseline_batch = evaluation_batch_size(pair.baseline)
+    variant_batch = evaluation_batch_size(pair.variant)
+    if baseline_batch == variant_batch:
+        sentence = (
+            f"{difference.figure} is {difference.variant:.6g} with {pair.variant_layout} and "
+            f"{difference.baseline:.6g} with {pair.baseline_layout}, for the same weights: it "
+            "depends on how samples are divided into batches"
+        )
+    else:
+        sentence = (
+            f"{difference.figure} is {difference.variant:.6g} in batches of {variant_batch} and "
+            f"{difference.baseline:.6g} in batches of {baseline_batch}, for the same weights: it "
+            "changes with the batch size, as a mean over batches does"
+        )
     return Cause(
-        f"{difference.figure} is {difference.variant:.6g} with {pair.variant_layout} and "
-        f"{difference.baseline:.6g} with {pair.baseline_layout}, for the same weights: it depends "
-        "on how samples are divided into batches",
-        "add up over samples, as Sums does, and not over batches; for a figure that is no sum over "
-        "samples, such as an average precision, gather the values of the whole split from all "
-        "processes by sums.collect(...)",
+        sentence,
+        "add up over samples, as Sums does, and not over batches: pass totals to sums.add(...), "
+        "and compute the figure from them; for a figure that is no function of totals, such as an "
+        "average precision, gather the values of the whole split from all processes by "
+        "sums.collect(...)",
     )
+
+
+def evaluation_batch_size(run: ObservedRun) -> int:
+    """Return the number of samples in the largest batch of an evaluation; 0 without any."""
+    sizes = [len(record.sample_indices) for _, record in run.all(EvaluationBatch)]
+    return max(sizes, default=0)
 
 
 def cause_of_independent_figures(pair: RunPair) -> Cause | None:

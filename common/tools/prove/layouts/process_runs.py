@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 from common.tools.prove.instruments.updates import COMPARED_UPDATE
-from common.tools.prove.layouts.compared_runs import UpdateLayout, run_with_layout, update_layouts
+from common.tools.prove.layouts.compared_runs import (
+    UpdateLayout,
+    run_of_whole_batches,
+    run_with_layout,
+    update_layouts,
+)
 from common.tools.prove.layouts.expected_differences import (
     reason_processes_differ,
     sample_mixing_of,
@@ -83,7 +88,7 @@ class ProcessRuns:
             RunFailedError: the run of whole batches fails.
         """
         layout = update_layouts(self.bench).whole
-        whole = run_with_layout(self.bench, "whole", layout)
+        whole = run_of_whole_batches(self.bench)
         return RunPair(whole, self.pair.baseline, layout, self.pair.baseline_layout)
 
     def pair_with_change(self, change: ProcessCountChange) -> RunPair:

@@ -5,7 +5,7 @@ usual code orders them, drops the incomplete batch, and divides them among the r
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
@@ -82,6 +82,16 @@ def limit_samples(training: int, evaluation: int) -> None:
     """
     patch_order("training_order", FewTrainingSamples, training)
     patch_order("evaluation_order", FewEvaluationSamples, evaluation)
+
+
+def use_evaluation_batches_of(size: int) -> None:
+    """Let the loaders that this process makes from now on evaluate in batches of `size` samples."""
+    make_order: Callable[..., EvaluationOrder] = run_loaders.evaluation_order
+
+    def make_order_of_small_batches(*arguments: object) -> EvaluationOrder:
+        return replace(make_order(*arguments), batch_size=size)
+
+    setattr(run_loaders, "evaluation_order", make_order_of_small_batches)  # noqa: B010
 
 
 def patch_order(function_name: str, limited_class: type[Order], limit: int) -> None:

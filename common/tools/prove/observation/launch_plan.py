@@ -35,6 +35,7 @@ class ProbePlan(BaseModel):
     launch: int  # the number of the launch, from 0
     training_samples: int  # the most samples of the training split
     evaluation_samples: int  # the most samples of each other split
+    evaluation_batch_size: int | None = None  # samples of their batches; None: as in training
     reads_tensors: bool = True  # whether to write the records that read tensors
     instruments: tuple[str, ...] = ()  # modules with a function `install(session)`
     interruption: PlannedInterruption | None = None

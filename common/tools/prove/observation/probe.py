@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from common.system.launch_variables import rank
-from common.tools.prove.observation.few_samples import limit_samples
+from common.tools.prove.observation.few_samples import limit_samples, use_evaluation_batches_of
 from common.tools.prove.observation.interrupting import Interrupter
 from common.tools.prove.observation.launch_plan import ProbePlan, plan_of_this_process
 from common.tools.prove.observation.run_observer import RunObserver
@@ -25,6 +25,8 @@ def observe(plan: ProbePlan) -> None:
     process_file = plan.path / f"launch-{plan.launch}-rank-{session.rank}.pid"
     process_file.write_text(str(os.getpid()), encoding="utf-8")
     limit_samples(plan.training_samples, plan.evaluation_samples)
+    if plan.evaluation_batch_size is not None:
+        use_evaluation_batches_of(plan.evaluation_batch_size)
     RunObserver(session, Interrupter(session, plan.interruption), plan.reads_tensors).install()
     for instrument in plan.instruments:
         import_module(instrument).install(session)

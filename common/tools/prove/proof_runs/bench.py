@@ -41,6 +41,8 @@ class RunSpec:
     environment: tuple[tuple[str, str], ...] = ()  # additional variables of each launch
     # The most samples of each split except the training split; None: as in the reference run.
     evaluation_samples: int | None = None
+    # The samples of a batch in evaluations; None: as in training.
+    evaluation_batch_size: int | None = None
     # Whether each launch is a fresh interpreter instead of a fork. Forks of the warm process share
     # the seed of Python's hashes, which hides results that depend on the order of a set.
     is_fresh: bool = False
@@ -177,6 +179,7 @@ class Bench:
             launch=number,
             training_samples=self.flags.training_samples,
             evaluation_samples=spec.evaluation_samples or self.flags.evaluation_samples,
+            evaluation_batch_size=spec.evaluation_batch_size,
             reads_tensors=spec.reads_tensors,
             instruments=spec.instruments,
             interruption=interruption,

@@ -58,6 +58,13 @@ class OwnDraw(InstrumentRecord):
     operation: str  # of torch, such as "randn"
 
 
+class CollateDraw(InstrumentRecord):
+    """A collate function has drawn random numbers. In a worker process, `step` may be too low."""
+
+    record_type: Literal["collate_draw"] = "collate_draw"
+    generators: list[str]  # the names of those that have changed: torch, numpy or python
+
+
 # Losses and evaluations
 
 

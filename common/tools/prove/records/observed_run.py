@@ -12,6 +12,7 @@ from common.errors import UserError
 from common.run_directory.record_files import mistake_in_words
 from common.tools.prove.records.base import ObservedRecord
 from common.tools.prove.records.instrument_records import (
+    CollateDraw,
     EvaluatedSamples,
     EvaluationLoss,
     GradientChange,
@@ -59,6 +60,7 @@ AnyObservedRecord = (
     | OptimizerStep
     | GradientChange
     | OwnDraw
+    | CollateDraw
     | TrainingLoss
     | EvaluationLoss
     | LayerInTrainingMode

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from common.config import TrainingConfig
+from common.data import run_loaders
 from common.data.order import Blocks, EvaluationOrder, TrainingOrder
+from common.data.stored_samples import TensorSamples
 from common.errors import UserError
 from common.run_directory.code_tree import collect_tree
 from common.run_directory.records import ATTEMPTS, PROVENANCE, Attempt, MetricsRow, Provenance
@@ -25,6 +29,7 @@ from common.tools.prove.observation.few_samples import (
     FewEvaluationSamples,
     FewTrainingSamples,
     limited_order,
+    use_evaluation_batches_of,
 )
 from common.tools.prove.proof import (
     NOT_REPEATABLE,
@@ -185,6 +190,20 @@ def test_few_samples_are_used_as_all_would_be(
     assert len(evaluation) == len(set(evaluation)) == most
     assert training <= set(evaluation) <= set(range(total))
     assert max(evaluation) - min(evaluation) >= total // 2  # spread over the split
+
+
+@pytest.mark.parametrize("size", [2, 3, 64])
+def test_evaluations_use_small_batches(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation still uses each sample once."""
+    make_order = run_loaders.evaluation_order
+    monkeypatch.setattr(run_loaders, "evaluation_order", make_order)  # restored after the test
+    use_evaluation_batches_of(size)
+    config = TrainingConfig(batch_size=16)
+    accelerator: Any = SimpleNamespace(num_processes=1, process_index=0, mesh=None)
+    samples = TensorSamples(rows=torch.ones(41, 2))
+    batches = run_loaders.evaluation_order(config, accelerator, "test", samples).batches()
+    assert max(map(len, batches)) == min(size, 41)
+    assert torch.cat(batches).tolist() == [*range(41)]
 
 
 @settings(deadline=None)

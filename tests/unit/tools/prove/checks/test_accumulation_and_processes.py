@@ -16,11 +16,12 @@ from common.tools.prove.checks import accumulation, processes
 from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LATER_WEIGHTS
 from common.tools.prove.layouts import process_runs
 from common.tools.prove.layouts.compared_runs import UpdateLayout
-from common.tools.prove.layouts.comparison import updates_of
+from common.tools.prove.layouts.comparison import differing_figure, updates_of
 from common.tools.prove.layouts.pairs import RunPair
 from common.tools.prove.proof_runs.bench import RunFailedError
-from common.tools.prove.records.base import ObservedRecord
+from common.tools.prove.records.base import ObservedRecord, Phase
 from common.tools.prove.records.instrument_records import (
+    CollateDraw,
     GradientChange,
     MixingModule,
     OwnDraw,
@@ -36,6 +37,9 @@ from tests.unit.tools.prove.made_up_records import (
     run_with,
     sample_mixing,
     started,
+)
+from tests.unit.tools.prove.made_up_records import (
+    evaluation_batch as evaluation_batch_record,
 )
 
 COUPLED = sample_mixing(couples_samples=True)
@@ -57,6 +61,8 @@ def run_with_layout(
     mixing: SampleMixing | None = None,
     mixing_module: str | None = None,
     draws: bool = False,
+    evaluation_batch: int = 0,
+    collate_draws: bool = False,
 ) -> ObservedRun:
     """Return a run of three updates that moved its weights from 1 to `weights`."""
     directory = folder / str(way)
@@ -70,6 +76,10 @@ def run_with_layout(
             mixing or sample_mixing(),
         ]
         records.append(evaluated({"accuracy": accuracy_at_start}, step=0))
+        if evaluation_batch:
+            records.append(evaluation_batch_record(range(evaluation_batch), step=0))
+        if collate_draws:
+            records.append(CollateDraw(step=0, generators=["torch"]))
         if mixing_module is not None:
             records.append(MixingModule(step=0, module_class=mixing_module))
         for step, loss in enumerate(losses):
@@ -141,6 +151,70 @@ def test_first_difference_is_named(
     (cause,) = verdict.causes
     assert words in cause
     assert verdict.advice
+
+
+def test_figure_that_changes_with_the_batch_size_is_named(tmp_path: Path) -> None:
+    """The two runs evaluate the same weights in batches of different sizes."""
+    baseline = run_with_layout(WHOLE, tmp_path, evaluation_batch=2)
+    variant = run_with_layout(DIVIDED, tmp_path, evaluation_batch=16, accuracy_at_start=0.9)
+    verdict = accumulation.verdict_of(RunPair(baseline, variant, WHOLE, DIVIDED))
+    (cause,) = verdict.causes
+    assert "is 0.9 in batches of 16 and 0.2 in batches of 2, for the same weights" in cause
+    assert "it changes with the batch size, as a mean over batches does" in cause
+    assert "pass totals to sums.add(...)" in verdict.advice
+    assert "sums.collect(...)" in verdict.advice
+
+
+@pytest.mark.parametrize(
+    ("differences", "losses", "is_named"),
+    [
+        ([0.0, 0.0, 0.0], [3.0, 2.0, 2.0], False),
+        # A sample that rounding has put into another class, in evaluations of the same weights.
+        ([0.0, 0.012, 0.012], [3.0, 2.0, 2.0], False),
+        ([0.012, 0.0, 0.0], [3.0, 2.0, 2.0], False),
+        # A mean over batches differs in each evaluation.
+        ([0.012, 0.0, 0.012], [3.0, 2.0, 2.0], True),
+        ([-0.012, 0.012, 0.0], [3.0, 2.0, 2.0], True),
+        # The weights differ by more than rounding.
+        ([0.012, 0.012, 0.012], [3.0, 2.001, 2.001], False),
+    ],
+)
+def test_figure_that_differs_slightly_in_each_evaluation_is_found(
+    differences: list[float], losses: list[float], is_named: bool
+) -> None:
+    """The tolerance of two samples in 100 would hide it."""
+    phases: list[tuple[int, Phase]] = [(0, "rehearsal"), (6, "validation"), (6, "final")]
+    expected = []
+    observed = []
+    for (step, phase), difference, loss, expected_loss in zip(
+        phases, differences, losses, [3.0, 2.0, 2.0], strict=True
+    ):
+        expected.append(evaluated({"loss": expected_loss, "mean_iou": 0.3}, step, phase))
+        observed.append(evaluated({"loss": loss, "mean_iou": 0.3 + difference}, step, phase))
+    difference_found = differing_figure(run_with(expected), run_with(observed))
+    assert (difference_found is not None) == is_named
+
+
+@EACH_WAY
+@pytest.mark.parametrize(
+    ("changes", "is_wrong"),
+    [
+        ({}, False),
+        ({"losses": (6.0, 2.0, 1.0)}, True),
+        ({"norms": (0.6, 0.4, 0.3)}, True),
+        ({"accuracy_at_start": 0.9}, True),
+    ],
+)
+def test_collate_function_that_draws_explains_a_difference(
+    way: UpdateLayout, changes: dict[str, object], is_wrong: bool, tmp_path: Path
+) -> None:
+    """Without a difference, there is nothing to explain, and the check passes."""
+    verdict = VERDICTS[way](pair_of(way, tmp_path, collate_draws=True, **changes))
+    assert verdict.passed is not is_wrong
+    if is_wrong:
+        (cause,) = verdict.causes
+        assert cause.startswith("collate_fn draws random numbers (generator torch)")
+        assert "draw them in __getitem__" in verdict.advice
 
 
 WRONG_UPDATES: dict[str, dict[str, object]] = {
@@ -473,6 +547,7 @@ def test_processes_leave_a_mistake_to_accumulation(
     monkeypatch.setattr(
         process_runs, "run_with_layout", lambda bench, name, way, **options: runs[way]
     )
+    monkeypatch.setattr(process_runs, "run_of_whole_batches", lambda bench: runs[WHOLE])
     bench: Any = SimpleNamespace(batch_size=4, accumulation=2)
     verdict = processes.judge_processes(bench)
     assert verdict.passed is False
