@@ -95,7 +95,7 @@ def explained_errors() -> Iterator[None]:
         if line is None or is_out_of_memory(error) or is_lost_process(error):
             raise
         raise UserError(
-            f"--auto-batch-size calls the function that is passed to run.start with a batch as the "
+            "--auto-batch-size calls the function that is passed to run.start with a batch as the "
             f"loader yields it, and it failed there in {line} ({cause_text(error)})",
             advice=(
                 "let this function or the data set make what the loop adds to a batch, or pass "

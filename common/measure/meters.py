@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from common.console import warn
 from common.data.samples import Samples, Work
 from common.failures.sentences import cause_text
-from common.failures.user_frames import place_in_words
+from common.failures.user_frames import user_line_of
 from common.measure.contention import ContentionWatch
 from common.measure.flops import (
     ComputeLoss,
@@ -306,4 +306,6 @@ class Meters:
 
 def cause_in_recipe(error: Exception) -> str:
     """Return an error in one line, and the line of the recipe that raised it, if any did."""
-    return f"{cause_text(error, first_line=True)}{place_in_words(error)}"
+    cause = cause_text(error, first_line=True)
+    line = user_line_of(error)
+    return cause if line is None else f"{cause}, in {line}"

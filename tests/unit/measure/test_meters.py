@@ -94,7 +94,7 @@ def test_uncountable_model_still_has_a_peak(
     for _ in range(2):
         meters.count(0.5, None, Work(1), 0.0, is_update=True)
     (line,) = capsys.readouterr().out.splitlines()
-    assert f"FLOPs can't be counted ({cause} (in test_meters.py, line " in line
+    assert f"FLOPs can't be counted ({cause}, in test_meters.py, line " in line
     assert "a batch as the loader yields it" in line
     assert meters.peak > 0
     assert "perf/tflops_per_device" not in meters.end_interval()

@@ -196,46 +196,6 @@ class FigureDifference:
     variant: float
 
 
-def differing_figure(
-    baseline: ObservedRun, variant: ObservedRun, last_step: int | None = None
-) -> FigureDifference | None:
-    """Return the first evaluation figure that differs.
-
-    The result is None if all figures agree within the tolerance. Figures that only one run has are
-    left out.
-
-    Args:
-        last_step: evaluations after more updates than this are left out; None: all count.
-    """
-    pairs = paired_evaluations(baseline, variant, last_step)
-    for pair in pairs:
-        # Rounding may put a few samples into another class.
-        tolerance = MAX_FLIPPED_SAMPLES / pair.variant.sample_count
-        for name in pair.common_names:
-            if pair.differs(name, tolerance):
-                return pair.difference(name)
-    return figure_that_differs_again(pairs)
-
-
-def figure_that_differs_again(pairs: Sequence["EvaluationPair"]) -> FigureDifference | None:
-    """Return the first figure that differs in two evaluations by more than `FIGURE_TOLERANCE`.
-
-    Only evaluations whose losses agree to the last digits count. A sample hardly ever gets into
-    another class there, and even less so in two evaluations of other weights or samples.
-    """
-    first_pairs: dict[str, EvaluationPair] = {}
-    for pair in pairs:
-        if not pair.has_equal_losses:
-            continue
-        for name in pair.common_names:
-            if not pair.differs(name, SMALL_FIGURE):
-                continue
-            first = first_pairs.setdefault(name, pair)
-            if first.weights_and_samples != pair.weights_and_samples:
-                return first.difference(name)
-    return None
-
-
 @dataclass(frozen=True)
 class EvaluationPair:
     """The figures of the same evaluation in two runs."""
@@ -269,6 +229,46 @@ class EvaluationPair:
     def difference(self, name: str) -> FigureDifference:
         figure = f"{name} of the {self.variant.phase} evaluation after update {self.variant.step}"
         return FigureDifference(figure, self.baseline.figures[name], self.variant.figures[name])
+
+
+def differing_figure(
+    baseline: ObservedRun, variant: ObservedRun, last_step: int | None = None
+) -> FigureDifference | None:
+    """Return the first evaluation figure that differs.
+
+    The result is None if all figures agree within the tolerance. Figures that only one run has are
+    left out.
+
+    Args:
+        last_step: evaluations after more updates than this are left out; None: all count.
+    """
+    pairs = paired_evaluations(baseline, variant, last_step)
+    for pair in pairs:
+        # Rounding may put a few samples into another class.
+        tolerance = MAX_FLIPPED_SAMPLES / pair.variant.sample_count
+        for name in pair.common_names:
+            if pair.differs(name, tolerance):
+                return pair.difference(name)
+    return figure_that_differs_again(pairs)
+
+
+def figure_that_differs_again(pairs: Sequence[EvaluationPair]) -> FigureDifference | None:
+    """Return the first figure that differs in two evaluations by more than `FIGURE_TOLERANCE`.
+
+    Only evaluations whose losses agree to the last digits count. A sample hardly ever gets into
+    another class there, and even less so in two evaluations of other weights or samples.
+    """
+    first_pairs: dict[str, EvaluationPair] = {}
+    for pair in pairs:
+        if not pair.has_equal_losses:
+            continue
+        for name in pair.common_names:
+            if not pair.differs(name, SMALL_FIGURE):
+                continue
+            first = first_pairs.setdefault(name, pair)
+            if first.weights_and_samples != pair.weights_and_samples:
+                return first.difference(name)
+    return None
 
 
 def paired_evaluations(
