@@ -150,6 +150,7 @@ def growths_of(measurements: Sequence[MemoryInUse], limits: Mapping[str, float])
         rising_share = sum(slope > limit / 2 for slope in slopes) / len(slopes)
         is_noise = rising_share < MIN_RISING_SHARE
         if memory_type == "new_tensors":
+            # They go up and down with the batches, so a few rises in a row may be chance.
             is_noise = rising_share < 1 or batches_grow(measurements)
         if memory_type in exact_sizes and grows_in_steps(exact_sizes[memory_type]):
             slope = max(slope, fmean(slopes))

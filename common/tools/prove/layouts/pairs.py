@@ -249,8 +249,8 @@ def cause_of_figures(pair: RunPair, last_step: int | None = None) -> Cause | Non
     difference = differing_figure(pair.baseline, pair.variant, last_step)
     if difference is None:
         return None
-    baseline_batch = evaluation_batch_size(pair.baseline)
-    variant_batch = evaluation_batch_size(pair.variant)
+    baseline_batch = largest_evaluation_batch(pair.baseline)
+    variant_batch = largest_evaluation_batch(pair.variant)
     if baseline_batch == variant_batch:
         sentence = (
             f"{difference.figure} is {difference.variant:.6g} with {pair.variant_layout} and "
@@ -272,7 +272,7 @@ def cause_of_figures(pair: RunPair, last_step: int | None = None) -> Cause | Non
     )
 
 
-def evaluation_batch_size(run: ObservedRun) -> int:
+def largest_evaluation_batch(run: ObservedRun) -> int:
     """Return the number of samples in the largest batch of an evaluation; 0 without any."""
     sizes = [len(record.sample_indices) for _, record in run.all(EvaluationBatch)]
     return max(sizes, default=0)
