@@ -135,7 +135,7 @@ def status_text(run: RunRecord) -> str:
     """Return a run's status, and how far an unfinished run came."""
     if run.status == "finished":
         return run.status
-    return f"{run.status} at step {run.last_step:,} of {run.saved_config.plan.total_steps}"
+    return f"{run.status} at step {run.global_step:,} of {run.saved_config.plan.total_steps}"
 
 
 def mfu_kind(run: RunRecord) -> str:

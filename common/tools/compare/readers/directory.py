@@ -30,4 +30,5 @@ def read_directory(path: Path) -> RunRecord:
         summary=chartable_numbers(run.summary.figures),
         status=status,
         reason=saved_status.reason,
+        status_step=saved_status.global_step,
     )

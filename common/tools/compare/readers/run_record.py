@@ -28,6 +28,7 @@ class RunRecord:
     summary: Mapping[str, float]  # the figures in `summary.json`; empty before the run's end
     status: CurrentStatus
     reason: str | None = None  # why the run was preempted or failed
+    status_step: int = 0  # the update in `status.json`; 0 for a run at W&B, which stores none
 
     @property
     def flags(self) -> Flags:
@@ -53,6 +54,15 @@ class RunRecord:
     def last_step(self) -> int:
         """The update of the last row; 0 without rows."""
         return int(self.rows[-1][STEP]) if self.rows else 0
+
+    @property
+    def global_step(self) -> int:
+        """How many updates the run has made, as far as its files say.
+
+        A run that stops between two log lines states its last update in `status.json` alone. A
+        killed run leaves an older `status.json`, and its rows are newer.
+        """
+        return max(self.last_step, self.status_step)
 
     def values(self, metric: str) -> list[float]:
         """Return a metric's values in the rows, in order. Rows without the metric are left out."""

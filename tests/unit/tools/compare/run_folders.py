@@ -98,7 +98,8 @@ def write_run(
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(facts))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in logged))
-    stands = {"status": "finished", "reason": None, "global_step": 40, **status}
+    last_step = logged[-1]["progress/global_step"] if logged else 0
+    stands = {"status": "finished", "reason": None, "global_step": last_step, **status}
     (folder / "status.json").write_text(json.dumps(stands))
     if stands["status"] == "finished":
         end = {

@@ -275,6 +275,18 @@ def test_unfinished_run_is_shown_with_its_status(status: str, shown: str, tmp_pa
     assert "median" in all_notes
 
 
+@pytest.mark.parametrize("status_step", [0, 19, 20, 21, 39])
+@pytest.mark.parametrize("epochs", [0, 1, 2])
+def test_status_has_the_newest_update_that_any_file_states(
+    epochs: int, status_step: int, tmp_path: Path
+) -> None:
+    """A run that stops between two log lines has an older row, and a killed run an older status."""
+    logged = rows([0.5] * epochs)
+    source = write_run(tmp_path / "run", logged=logged, status="preempted", global_step=status_step)
+    newest = max(10 * epochs, status_step)
+    assert table(source)["status"] == [f"preempted at step {newest} of 40"]
+
+
 def test_run_without_evaluation_sets_no_target(tmp_path: Path) -> None:
     """A run without evaluation has no accuracy that could be the target."""
     bare = rows([0.5, 0.6])
