@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
@@ -12,7 +12,7 @@ from common.data.sources import DataSource
 from common.data.versions.local_files import FILE_BUILDERS, LocalFiles, find_files, following
 from common.errors import UserError
 from common.failures.sentences import reading
-from common.system.wording import counted
+from common.system.wording import counted, listed
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder
@@ -21,6 +21,8 @@ KINDS_ADVICE = (
     f"put files of a known kind there: tables ({', '.join(FILE_BUILDERS)}), or images in a folder "
     "for each class"
 )
+# The name that `datasets` gives to the data of a folder whose README lists no configurations.
+UNNAMED_CONFIGURATION = "default"
 
 
 class LoadArguments(TypedDict):
@@ -47,8 +49,9 @@ def open_builder(source: DataSource) -> OpenedBuilder:
     `datasets` only lists them here; their contents are read later.
 
     Raises:
-        UserError: the files can't be listed, the folder has no data, a file is in two splits, or a
-            link that leads nowhere stands for a whole class, table or split.
+        UserError: the files can't be listed, the folder has no data or not the configuration, a
+            file is in two splits, or a link that leads nowhere stands for a whole class, table or
+            split.
     """
     import datasets
 
@@ -60,6 +63,7 @@ def open_builder(source: DataSource) -> OpenedBuilder:
         reading(f"data set {source.location}", advice),
         following(linked_folders),
         naming_absent_data(local_files),
+        naming_configurations(source),
     ):
         builder = datasets.load_dataset_builder(**arguments)
     notes = [] if local_files is None else notes_on_files(builder, local_files)
@@ -120,6 +124,51 @@ def naming_absent_data(local_files: LocalFiles | None) -> Iterator[None]:
                 f"{counted(len(visible), 'file')} such as {example}"
             )
         raise UserError(problem, advice=KINDS_ADVICE) from None
+
+
+@contextmanager
+def naming_configurations(source: DataSource) -> Iterator[None]:
+    """Turn the errors of `datasets` for a wrong configuration of a local folder into a `UserError`.
+
+    A single file has no configurations, and other errors pass.
+    """
+    try:
+        yield
+    except ValueError:
+        if os.path.isdir(source.location):
+            refuse_configuration(source)
+        raise
+
+
+def refuse_configuration(source: DataSource) -> None:
+    """Raise a `UserError` if `--dataset-config` names none of a folder's configurations.
+
+    Without the flag, the same holds for a folder with several configurations.
+    """
+    import datasets
+
+    names: list[str] = []
+    with suppress(Exception):  # the configurations can't be read, so they are not the mistake
+        names = datasets.get_dataset_config_names(source.location)
+    if not names or source.configuration in names:
+        return
+    description = f"data set {source.location}"
+    if source.configuration is None and len(names) > 1:
+        raise UserError(
+            f"{description} has several configurations ({listed(names)})",
+            advice="choose one of them with --dataset-config",
+        )
+    if source.configuration is None:
+        return
+    if names == [UNNAMED_CONFIGURATION]:
+        raise UserError(
+            f"{description} has no configurations, but --dataset-config is {source.configuration}",
+            advice="leave out --dataset-config",
+        )
+    raise UserError(
+        f"{description} has no configuration {source.configuration}, only {listed(names)}",
+        advice="name one of these with --dataset-config",
+    )
 
 
 def is_local(location: str) -> bool:

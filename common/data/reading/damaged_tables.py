@@ -9,6 +9,7 @@ from common.data.mistakes import other_columns_error
 from common.data.reading.builders import glob_pattern
 from common.data.reading.csv_dialects import CsvOptions, csv_options
 from common.data.reading.csv_files import RAGGED_ADVICE, Dialect
+from common.data.reading.json_files import refuse_damaged_json
 from common.data.versions.local_files import TABLE_BUILDERS
 from common.errors import UserError
 from common.failures.sentences import reading
@@ -42,7 +43,7 @@ def refuse_damaged_table(
         # folder of temporary files.
         folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         with folder as cache, reading(where, remedy):
-            features = features_of(builder.name, file, cache, options)
+            features = features_of(builder.name, file, where, cache, options)
         first_file = first_file or str(file)
         expected = expected or features
         if features != expected:
@@ -50,15 +51,17 @@ def refuse_damaged_table(
 
 
 def features_of(
-    builder_name: str, file: str, cache: str, options: CsvOptions
+    builder_name: str, file: str, where: str, cache: str, options: CsvOptions
 ) -> dict[str, Feature]:
     """Read one table alone, and return the type of each column by the column's name.
 
     Args:
+        where: the file in words, for a message.
+        cache: the folder in which `datasets` stores what it has read.
         options: the options of a CSV file; empty for a table of another format.
 
     Raises:
-        UserError: the table has no rows.
+        UserError: the table has no rows, or a line of a JSON file is damaged.
         Exception: an error of `datasets` of any class, if the table can't be read.
     """
     import datasets
@@ -67,10 +70,12 @@ def features_of(
         table = datasets.load_dataset(
             builder_name, data_files=[glob_pattern(file)], split="train", cache_dir=cache, **options
         )
-    except ValueError as problem:
+    except Exception as problem:
         if "corresponds to no data" in str(problem):
             raise UserError(
                 f"{file} has no rows", advice="add rows to this file, or remove it"
             ) from None
+        if builder_name == "json":
+            refuse_damaged_json(file, where)
         raise
     return table.features

@@ -8,6 +8,7 @@ from common.data.reading.builders import OpenedBuilder, advice_on_files, glob_pa
 from common.data.reading.csv_dialects import csv_options, dialect_notes, find_dialects
 from common.data.reading.csv_files import Dialect
 from common.data.reading.damaged_tables import refuse_damaged_table
+from common.data.reading.metadata_files import refuse_metadata_without_paths
 from common.data.sources import DataSource
 from common.data.versions.local_files import following
 from common.failures.sentences import reading
@@ -20,7 +21,8 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
     """Return all splits of a data set that is not built in, and notes for the user.
 
     Raises:
-        UserError: a file can't be read, or has different columns from the others; a split is empty.
+        UserError: a file can't be read, has different columns from the others, or lacks the paths
+            of images; a split is empty.
             See also `open_builder` and `find_dialects`.
     """
     import datasets
@@ -39,7 +41,8 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
             splits = load_in_dialects(opened, dialects)
         except Exception:
             refuse_damaged_table(opened.builder, dialects, description)
-            raise  # no single table is damaged
+            refuse_metadata_without_paths(opened.builder, description)
+            raise  # no single file is to blame
     for name, split in splits.items():
         if not len(split):
             raise empty_split_error(source.location, str(name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 import shutil
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from PIL import Image
 
 from common.data.image_decoding.image_files import Decoder
 from common.data.mistakes import empty_split_error
+from common.data.reading.builders import open_builder
+from common.data.reading.json_files import refuse_damaged_json
 from common.data.reading.left_out_files import SPLIT_BY_NAME, capital_split_name
 from common.data.sources import DataSource, find_named
 from common.errors import UserError
@@ -252,7 +256,10 @@ TEXTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...] | None]] = {
         ("train.csv", "EOF", "close each quote"),
     ),
     "half of json": (with_file("train.json", '{"a": '), ("train.json", "JSON")),
-    "half a row of json": (with_file("train.jsonl", '{"a":1}\n{"a":'), ("train.jsonl", "row 1")),
+    "half a row of json": (
+        with_file("train.jsonl", '{"a":1}\n{"a":'),
+        ("train.jsonl", "line 2 is not"),
+    ),
     "no parquet": (with_file("train.parquet", "text"), ("train.parquet",)),
     "no zip": (with_file("train.zip", b"PK\x03\x04 nonsense"), ("mine", "zip")),
     "no gzip": (with_file("train.csv.gz", b"\x1f\x8b nonsense"), ("train.csv.gz", "compression")),
@@ -338,6 +345,118 @@ def test_label_and_repeated_columns_are_no_texts(texts: tuple[str, ...], tmp_pat
     message = refusal(lambda: text(tmp_path / "mine", text_columns=texts))
     expected = "names label, which is the label column" if "label" in texts else "a column twice"
     assert expected in message
+
+
+JSON_ROW = json.dumps({"sentence": 'a "word"', "label": "b", "more": [1, {"x": None}]})
+
+
+@pytest.mark.parametrize("line", [1, 2, 7, 301])
+@pytest.mark.parametrize("end", [1, len(JSON_ROW) // 2, len(JSON_ROW) - 1])
+def test_damaged_line_of_json_is_counted(line: int, end: int, tmp_path: Path) -> None:
+    """Wherever a row breaks off, the message has the number of its line, from 1."""
+    rows = [JSON_ROW] * 400
+    rows[line - 1] = JSON_ROW[:end]
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(rows) + "\n")
+    message = refusal(lambda: refuse_damaged_json(str(path), f"file {path}"))
+    assert f"file {path} can't be read, because line {line} is not a complete" in message
+
+
+@pytest.mark.parametrize("line", [3, 7, 40])
+def test_damaged_line_of_indented_json_is_named(line: int, tmp_path: Path) -> None:
+    """A JSON file may have lines, too, although its rows are no lines."""
+    path = tmp_path / "train.json"
+    whole = json.dumps([{"sentence": "a", "label": number} for number in range(20)], indent=1)
+    lines = whole.split("\n")
+    lines[line - 1] += "'"
+    path.write_text("\n".join(lines))
+    assert f": line {line} column " in refusal(lambda: refuse_damaged_json(str(path), "it"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"{JSON_ROW}\n\n{JSON_ROW}",
+        f"\ufeff{JSON_ROW}\r\n{JSON_ROW}\r\n",
+        json.dumps({"sentence": "a\u2028b\x85"}, ensure_ascii=False),
+        f"[\n{JSON_ROW},\n{JSON_ROW}\n]",
+        json.dumps({"data": [{"a": 1}, {"a": 2}]}, indent=1),
+    ],
+)
+def test_whole_json_is_not_called_damaged(content: str, tmp_path: Path) -> None:
+    """`datasets` may refuse such a file for another reason, which its own error names."""
+    (tmp_path / "train.json").write_text(content)
+    refuse_damaged_json(str(tmp_path / "train.json"), "it")
+
+
+def test_incomplete_line_of_a_data_set_is_named(tmp_path: Path) -> None:
+    """The reader of the data set asks for the line, which `datasets` does not name."""
+    rows = [JSON_ROW] * 400
+    rows[300] = JSON_ROW[:23]
+    with_file("train.jsonl", "\n".join(rows))(tmp_path / "mine")
+    message = refusal(lambda: text(tmp_path / "mine"))
+    assert "train.jsonl" in message
+    assert "line 301 is not a complete JSON object" in message
+
+
+CONFIGURATIONS = """---
+configs:
+- {config_name: first, data_files: [{split: train, path: train.csv}]}
+- {config_name: second, data_files: [{split: train, path: train.csv}]}
+---
+"""
+
+
+@pytest.mark.parametrize(
+    ("readme", "configuration", "words"),
+    [
+        ("", "foo", "has no configurations, but --dataset-config is foo: leave out --dataset-"),
+        (CONFIGURATIONS, "foo", "has no configuration foo, only first, second: name one of"),
+        (CONFIGURATIONS, None, "several configurations (first, second): choose one of them with"),
+        (CONFIGURATIONS, "second", None),
+        ("", "default", None),
+        ("", None, None),
+    ],
+)
+def test_wrong_configuration_of_a_folder_is_named(
+    readme: str, configuration: str | None, words: str | None, tmp_path: Path
+) -> None:
+    """The flag is at fault, and not the files."""
+    folder = tmp_path / "mine"
+    write_csv(folder / "train.csv", sentences(12, 0))
+    if readme:
+        (folder / "README.md").write_text(readme)
+    source = find_named(str(folder), configuration)
+    if words is None:
+        assert open_builder(source).builder.name == "csv"
+        return
+    message = refusal(lambda: open_builder(source))
+    assert words in message
+    assert "check the data set's files" not in message
+
+
+@pytest.mark.parametrize("column", ["path", "file", "filename", "Unnamed"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_metadata_without_paths_of_images_is_named(
+    suffix: str, column: str, tmp_path: Path
+) -> None:
+    """The message has the file, the column that it needs, and the columns that it has."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for number in range(4):
+        Image.new("L", (8, 8)).save(folder / f"{number}.png")
+    columns = {column: [f"{number}.png" for number in range(4)], "label": ["a", "b"] * 2}
+    table = pandas.DataFrame(columns)
+    file = folder / f"metadata.{suffix}"
+    if suffix == "csv":
+        table.to_csv(file, index=False)
+    elif suffix == "jsonl":
+        table.to_json(file, orient="records", lines=True)
+    else:
+        table.to_parquet(file, index=False)
+    message = refusal(lambda: images(folder))
+    assert f"{file} of data set {folder} has no column file_name, only {column}, label" in message
+    assert "give it a column file_name with the paths of the images beside it" in message
 
 
 def test_class_missing_from_train_is_noted(tmp_path: Path) -> None:
