@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from common.checkpoints.folders import step_folders
 from common.checkpoints.save_failure import SaveFailure
 from common.errors import Preempted, ReplacedDirectoryError, TrainingError
 from common.failures.disk_errors import advice_for
@@ -18,6 +19,7 @@ from common.ranks.agreement import (
     sum_in_fp32,
     wait_for_ranks,
 )
+from common.run_directory.records import CHECKPOINTS_FOLDER
 from common.system.launch_variables import is_main_rank
 from common.system.platforms.commands import quoted
 from common.training.sharding.accelerator import ShardingAccelerator
@@ -109,11 +111,17 @@ class RankDecisions:
         raise TrainingError(
             f"a checkpoint of {self.directory} could not be written ({cause})",
             advice=(
-                f"{advice_for(cause.message, cause.error_number)}, then continue from the "
-                f"checkpoint before it with --resume {quoted(self.directory)}"
+                f"{advice_for(cause.message, cause.error_number)}, then {self.advice_to_resume()}"
             ),
             resumable=cause.is_disk_error,
         )
+
+    def advice_to_resume(self) -> str:
+        """Return the advice to resume, with the place from which the resume trains on."""
+        flag = f"--resume {quoted(self.directory)}"
+        if step_folders(self.directory / CHECKPOINTS_FOLDER):
+            return f"continue from the checkpoint before it with {flag}"
+        return f"start again from the beginning with {flag}, because there is no other checkpoint"
 
     def votes_of_all(self, own_votes: Votes, global_step: int) -> Votes:
         """Return for each question whether any rank votes yes; called on all ranks.

@@ -123,6 +123,29 @@ def test_failed_save_is_explained(number: int, advice: str, resumable: bool) -> 
     assert ("space" in error.value.message.split("):")[1]) == resumable
 
 
+@pytest.mark.parametrize(
+    ("folders", "place"),
+    [
+        ((), "start again from the beginning with"),
+        (("checkpoints",), "start again from the beginning with"),
+        (("checkpoints/step-00000010.unfinished",), "start again from the beginning with"),
+        (("checkpoints/of-another-run/step-00000010",), "start again from the beginning with"),
+        (("checkpoints/step-00000010",), "continue from the checkpoint before it with"),
+    ],
+)
+def test_advice_says_from_where_a_resume_trains_on(
+    folders: tuple[str, ...], place: str, tmp_path: Path
+) -> None:
+    """The checkpoint that failed may have been the first one."""
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    alone: Any = SimpleNamespace(num_processes=1)
+    decisions = RankDecisions(alone, tmp_path, lambda: None, no_request())
+    with pytest.raises(TrainingError) as error:
+        decisions.raise_failure(SaveFailure.of(OSError(errno.EFBIG, "too large"), rank=0))
+    assert f"shrink the model, then {place} --resume {tmp_path}" in error.value.message
+
+
 def test_rank_that_failed_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 only knows that another rank failed. That rank knows why."""
     waiting = SaveFailure.of(OtherRankError("rank 1 is at fault"), rank=0)
