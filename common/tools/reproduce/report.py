@@ -94,10 +94,9 @@ def result_line(
     """
     if conclusion.result == "equal bits":
         exported = " and the exported weights" if conclusion.weights.exported_is_equal else ""
-        text = (
-            f"equal bits in {conclusion.rows.rows} rows, {conclusion.weights.checkpoints} "
-            f"checkpoints{exported}"
-        )
+        rows = counted(conclusion.rows.rows, "row")
+        checkpoints = counted(conclusion.weights.checkpoints, "checkpoint")
+        text = f"equal bits in {rows}, {checkpoints}{exported}"
         if conclusion.rows.left_out:
             text += f" ({left_out_in_words(conclusion.rows.left_out)})"
     else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.objective import Objective
-from common.run_directory.records import ATTEMPTS
+from common.run_directory.records import ATTEMPTS, CHECKPOINT_DIGESTS
 from common.storage.json_files import write_json
 from common.tools.reproduce.compared_run import ComparedRun, read_compared_run
 from common.tools.reproduce.comparison import (
@@ -27,6 +28,7 @@ from common.tools.reproduce.conclusion import (
 )
 from common.tools.reproduce.fact_differences import differences_of, flag_differences_within
 from common.tools.reproduce.receipt import FactDifference
+from common.tools.reproduce.report import result_line
 from tests.unit.tools.reproduce.made_up_runs import ATTEMPT, LOSSES, write_rows, write_run
 
 
@@ -49,6 +51,29 @@ def test_equal_runs_differ_in_the_clock_alone(first: ComparedRun, tmp_path: Path
     second = write_run(tmp_path / "second", speed=7.0)
     assert compare_rows(first, second).rows == 3
     assert conclusion(first, second)[:2] == ("equal bits", 0)
+
+
+@pytest.mark.parametrize(("row_count", "rows"), [(1, "1 row,"), (3, "3 rows,")])
+@pytest.mark.parametrize(
+    ("checkpoint_count", "checkpoints"),
+    [(0, "0 checkpoints and"), (1, "1 checkpoint and"), (2, "2 checkpoints and")],
+)
+def test_result_counts_in_singular_and_plural(
+    row_count: int, rows: str, checkpoint_count: int, checkpoints: str, tmp_path: Path
+) -> None:
+    """One row is not "1 rows", and one checkpoint is not "1 checkpoints"."""
+    runs = []
+    for name in ("first", "second"):
+        folder = write_run(tmp_path / name, losses=LOSSES[:row_count]).directory
+        digests = [
+            json.dumps({"progress/global_step": step, "files": {}}) + "\n"
+            for step in range(1, checkpoint_count + 1)
+        ]
+        (folder / CHECKPOINT_DIGESTS).write_text("".join(digests))
+        runs.append(read_compared_run(folder))
+    drawn = draw_conclusion(*runs, differences=[], tolerance=None)
+    line = result_line(drawn, "first", runs[1], commit=None, time="2026-05-04T12:00:00Z")
+    assert f": equal bits in {rows} {checkpoints} the exported weights; " in line
 
 
 def test_runs_with_equal_weights_and_other_rows(first: ComparedRun, tmp_path: Path) -> None:
