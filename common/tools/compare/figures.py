@@ -121,10 +121,12 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
         final=final,
         final_split=final_split,
         final_samples=evaluated_samples(run, final_split),
-        final_standard_error=standard_error(run, final.get(run.objective.metric), final_split),
+        final_standard_error=standard_error(
+            run, run.objective.metric, final.get(run.objective.metric), final_split
+        ),
         best=best,
         best_split=best_split,
-        best_standard_error=standard_error(run, best, best_split),
+        best_standard_error=standard_error(run, run.objective.metric, best, best_split),
         reached_target=bool(row_at_target) if can_reach_target else None,
         steps_to_target=row_at_target.get(STEP),
         seconds_to_target=row_at_target.get(TRAINING_SECONDS),
@@ -145,18 +147,19 @@ def mfu_kind(run: RunRecord) -> str:
     return f"of the {measured}{precision} peak"
 
 
-def standard_error(run: RunRecord, value: float | None, split: Split) -> float | None:
-    """Return the standard error of a value of the run's objective, from its number of samples.
+def standard_error(run: RunRecord, metric: str, value: float | None, split: Split) -> float | None:
+    """Return the standard error of a value of a run's metric, from its number of samples.
 
     A split is a random choice of samples, and the error says how much the value would vary with
     another choice. It is known for proportions such as an accuracy, and None for other metrics.
 
     Args:
-        value: a value of the objective; None if unknown.
+        metric: the metric's name without its split.
+        value: a value of the metric; None if unknown.
         split: the split that the value was measured on, "validation" or "test".
     """
     count = evaluated_samples(run, split)
-    if value is None or count is None or not is_proportion(run.objective.metric):
+    if value is None or count is None or not is_proportion(metric):
         return None
     return proportion_error(value, count)
 

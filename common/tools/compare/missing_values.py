@@ -17,12 +17,13 @@ def missing_value_warnings(comparison: Comparison) -> list[str]:
     Such a value is NaN, infinite or missing. If no run was evaluated, there is nothing to warn of.
     """
     is_evaluated = any(figures.final for figures in comparison.figures)
-    rows = []
-    for row in objective_rows(comparison):
-        if is_evaluated or any(value is not None for value in row.values):
-            rows.append(row)
     warnings = []
     for group in comparison.groups:
+        first_run = comparison.runs[group.run_indices[0]]
+        rows = []
+        for row in objective_rows(comparison, first_run.objective):
+            if is_evaluated or any(value is not None for value in row.values):
+                rows.append(row)
         warnings += warnings_of_group(comparison, group, rows)
     return warnings
 
@@ -33,7 +34,7 @@ def warnings_of_group(
     """Return the sentences on one group: one for all figures that the same runs lack.
 
     Args:
-        rows: the figures of the objective.
+        rows: the figures of the group's objective.
     """
     finished = finished_indices(comparison, group)
     labels_by_runs: dict[tuple[int, ...], list[str]] = {}

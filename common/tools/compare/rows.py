@@ -6,8 +6,10 @@ from itertools import chain
 from typing import NamedTuple
 
 from common.metric_names import MFU, THROUGHPUT
+from common.objective import PREFIXES, Objective
 from common.tools.compare.comparison import Comparison
-from common.tools.compare.figures import FIGURES, RunFigures
+from common.tools.compare.figures import FIGURES, RunFigures, standard_error
+from common.tools.compare.readers.run_record import RunRecord
 from common.track.names import EFFICIENCY, PEAK, Metric, metric_named
 
 
@@ -21,7 +23,9 @@ class FigureRow(NamedTuple):
     ratios: Sequence[float | None] = ()  # values over the baseline's; empty for other metrics
     # Whether the metric is of the trained model, so that runs with equal seeds repeat its value.
     is_of_model: bool = False
-    is_final_objective: bool = False
+    # The standard errors of the values, from the numbers of samples. Only the final value of an
+    # objective's metric has them.
+    standard_errors: Sequence[float | None] = ()
 
     @property
     def heading(self) -> str:
@@ -49,10 +53,7 @@ class FigureRow(NamedTuple):
 
 
 def figure_rows(comparison: Comparison) -> Iterator[FigureRow]:
-    """Yield the metrics in the table's order: speed and memory, the objective, other metrics.
-
-    Runs with different objectives share the rows of the objective; each has its own metric there.
-    """
+    """Yield the metrics in the table's order: speed and memory, the objectives, other metrics."""
     all_figures = comparison.figures
     for name in FIGURES:
         values = [figures.metrics[name] for figures in all_figures]
@@ -60,12 +61,13 @@ def figure_rows(comparison: Comparison) -> Iterator[FigureRow]:
         yield FigureRow(metric_named(name), values, qualifiers, ratios_of(name, all_figures))
     efficiencies = [figures.scaling_efficiency for figures in all_figures]
     yield FigureRow(metric_named(EFFICIENCY), efficiencies)
-    yield from objective_rows(comparison)
-    objective_metrics = [run.objective.metric for run in comparison.runs]
+    objectives = objectives_by_metric(comparison)
+    for objective in objectives.values():
+        yield from objective_rows(comparison, objective)
     final_splits = [figures.final_split for figures in all_figures]
     for name in dict.fromkeys(chain(*(figures.final for figures in all_figures))):
         metric = metric_named(name)
-        if name not in objective_metrics and metric.panel:
+        if name not in objectives and metric.panel:
             values = [figures.final.get(name) for figures in all_figures]
             final_metric = replace(metric, label=f"final {metric.label}")
             yield FigureRow(final_metric, values, final_splits, is_of_model=True)
@@ -93,22 +95,51 @@ def ratios_of(name: str, all_figures: Sequence[RunFigures]) -> list[float | None
     return []
 
 
-def objective_rows(comparison: Comparison) -> Iterator[FigureRow]:
-    """Yield the final and the best value of the objective."""
+def objectives_by_metric(comparison: Comparison) -> dict[str, Objective]:
+    """Return the objective of each metric that is the objective of a run, by the metric's name.
+
+    If runs disagree on whether more or less of a metric is better, the first of them decides.
+    """
+    objectives: dict[str, Objective] = {}
+    for run in comparison.runs:
+        objectives.setdefault(run.objective.metric, run.objective)
+    return objectives
+
+
+def objective_rows(comparison: Comparison, objective: Objective) -> Iterator[FigureRow]:
+    """Yield the final and the best value of an objective's metric in all runs.
+
+    A run with another objective has such values, too, if it logs the metric.
+    """
     all_figures = comparison.figures
-    names = [run.objective.metric for run in comparison.runs]
-    metric = metric_named(names[0])
-    label = metric.label if len(set(names)) == 1 else "objective"
+    metric = metric_named(objective.metric)
+    final_values = [figures.final.get(objective.metric) for figures in all_figures]
     yield FigureRow(
-        metric=replace(metric, label=f"final {label}"),
-        values=[figures.final.get(name) for figures, name in zip(all_figures, names, strict=True)],
+        metric=replace(metric, label=f"final {metric.label}"),
+        values=final_values,
         qualifiers=[figures.final_split for figures in all_figures],
         is_of_model=True,
-        is_final_objective=True,
+        standard_errors=[
+            standard_error(run, objective.metric, value, figures.final_split)
+            for run, figures, value in zip(comparison.runs, all_figures, final_values, strict=True)
+        ],
     )
     yield FigureRow(
-        metric=replace(metric, label=f"best {label}"),
-        values=[figures.best for figures in all_figures],
+        metric=replace(metric, label=f"best {metric.label}"),
+        values=[
+            best_value(run, figures, objective)
+            for run, figures in zip(comparison.runs, all_figures, strict=True)
+        ],
         qualifiers=[figures.best_split for figures in all_figures],
         is_of_model=True,
     )
+
+
+def best_value(run: RunRecord, figures: RunFigures, objective: Objective) -> float | None:
+    """Return the best value of an objective's metric in a run's evaluations during training.
+
+    The run may have another objective. The result is None if it did not log the metric.
+    """
+    if run.objective.metric == objective.metric:
+        return figures.best
+    return objective.best(run.values(f"{PREFIXES[figures.best_split]}/{objective.metric}"))

@@ -27,8 +27,8 @@ def run_cells(comparison: Comparison) -> list[list[str]]:
     for row in figure_rows(comparison):
         if any(value is not None for value in row.values):
             rows.append(cells_of_figures(row, comparison))
-        if row.is_final_objective and has_standard_error(comparison):
-            rows.append(cells_of_standard_errors(comparison))
+        if any(error is not None for error in row.standard_errors):
+            rows.append(cells_of_standard_errors(row, comparison))
     if comparison.target is not None:
         target_cells = [target_cell(figures) for figures in comparison.figures]
         rows.append([f"time to {target_text(comparison)}", *target_cells])
@@ -51,26 +51,20 @@ def cells_of_figures(row: FigureRow, comparison: Comparison) -> list[str]:
     return [row.heading, *cells]
 
 
-def has_standard_error(comparison: Comparison) -> bool:
-    """Return whether the standard error of any run's final objective is known."""
-    return any(figures.final_standard_error is not None for figures in comparison.figures)
-
-
-def cells_of_standard_errors(comparison: Comparison) -> list[str]:
-    """Return the row of the final objective's standard errors from the number of samples.
+def cells_of_standard_errors(row: FigureRow, comparison: Comparison) -> list[str]:
+    """Return the standard errors of a row's values from the number of samples.
 
     The heading states the number of samples. If the runs differ in it, each cell states its own. At
-    least one standard error must be known: see `has_standard_error`.
+    least one standard error must be known.
     """
-    metric = metric_named(comparison.runs[0].objective.metric)
     known_counts = set()
-    for figures in comparison.figures:
-        if figures.final_standard_error is not None:
+    for error, figures in zip(row.standard_errors, comparison.figures, strict=True):
+        if error is not None:
             known_counts.add(figures.final_samples)
     cells = []
-    for figures in comparison.figures:
-        cell = metric.text(figures.final_standard_error)
-        if figures.final_standard_error is not None and len(known_counts) > 1:
+    for error, figures in zip(row.standard_errors, comparison.figures, strict=True):
+        cell = row.metric.text(error)
+        if error is not None and len(known_counts) > 1:
             cell += f" ({figures.final_samples:,.0f})"
         cells.append(cell)
     if len(known_counts) > 1:

@@ -220,7 +220,10 @@ def standard_error_of_lead(best: TrialGroup, other: TrialGroup) -> float | None:
     It is computed as if each trial had samples of its own. All trials share their samples, so the
     true error is smaller. The result is None if the number of samples is unknown.
     """
-    errors = [standard_error(group.runs[0], group.mean, "validation") for group in (best, other)]
+    errors = []
+    for group in (best, other):
+        run = group.runs[0]
+        errors.append(standard_error(run, run.objective.metric, group.mean, "validation"))
     if errors[0] is None or errors[1] is None:
         return None
     return math.hypot(errors[0], errors[1])

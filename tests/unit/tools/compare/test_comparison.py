@@ -22,6 +22,8 @@ from common.run_directory.records import RunConfig
 from common.tools.compare.command import main
 from common.tools.compare.comparison import compare
 from common.tools.compare.figures import FIGURES
+from common.tools.compare.group_table import group_cells
+from common.tools.compare.missing_values import missing_value_warnings
 from common.tools.compare.output_formats import as_json
 from common.tools.compare.readers import wandb_runs
 from common.tools.compare.readers.sources import read_runs
@@ -30,6 +32,7 @@ from common.tools.compare.report import as_markdown, show
 from common.tools.compare.run_table import run_cells
 from common.tools.compare.warnings_and_notes import notes, unfair_warnings
 from common.track.flat_config import flat_columns, nested_facts
+from common.track.names import metric_named
 from tests.unit.tools.compare.run_folders import FACTS, rows, write_run
 
 
@@ -99,11 +102,54 @@ def test_different_objectives_are_unfair_but_shown(tmp_path: Path) -> None:
     assert unfair_warnings(comparison) == ["first and second: objective accuracy:max and rmse:min"]
     shown = table(first, second, target=0.8)
     assert shown["objective"] == ["accuracy:max", "rmse:min"]
-    assert shown["best objective, validation"] == ["0.9000", "0.5000"]
+    assert shown["best accuracy, validation"] == ["0.9000", "–"]
+    assert shown["best RMSE, validation"] == ["–", "0.5000"]
+    assert not any("objective" in label for label in shown if label != "objective")
     assert shown["time to accuracy 0.8000"] == ["6.0 s (step 30)", "–"]
     main([first, second, "--plot", str(tmp_path / "both.png")])
     with Image.open(tmp_path / "both.png") as image:
         assert image.height > 1100  # one more row of curves
+
+
+def write_evaluated_run(folder: Path, objective: str, metrics: dict[str, float]) -> str:
+    """Write a run whose only evaluation, on validation and on test data, has these metrics."""
+    own_metric, _, _ = objective.partition(":")
+    (row,) = rows([0.5], metric=own_metric)
+    summary = {f"val/best_{own_metric}": metrics[own_metric]}
+    for name, value in metrics.items():
+        row[f"val/{name}"] = value
+        summary[f"test/{name}"] = value
+    return write_run(folder, {"objective": objective}, [row], summary)
+
+
+@pytest.mark.parametrize("is_logged_by_all", [True, False])
+@pytest.mark.parametrize("other", ["macro_f1:max", "loss:min", "rmse:min", "own_score:max"])
+def test_each_metric_of_the_objectives_has_rows_of_its_own(
+    other: str, is_logged_by_all: bool, tmp_path: Path
+) -> None:
+    """A row never mixes metrics, and a run has each metric that it logs, whatever its objective."""
+    other_metric, _, _ = other.partition(":")
+    all_metrics = {"accuracy": 0.75, "loss": 0.5, other_metric: 0.25}
+    own_metrics = {"accuracy": 0.75, "loss": 0.5}
+    if is_logged_by_all:
+        own_metrics = all_metrics
+    first = write_evaluated_run(tmp_path / "first", "accuracy:max", own_metrics)
+    second = write_evaluated_run(tmp_path / "second", other, all_metrics)
+    comparison = compare(read_runs([first, second]))
+    tables = [run_cells(comparison), group_cells(comparison)]
+    for cells in tables:
+        shown = {label: values for label, *values in cells}
+        for metric in ("accuracy", other_metric):
+            label = metric_named(metric).label
+            expected = [
+                metric_named(metric).text(metrics.get(metric))
+                for metrics in (own_metrics, all_metrics)
+            ]
+            assert shown[f"final {label}, test"] == expected
+            assert shown[f"best {label}, validation"] == expected
+        assert not any("objective" in label for label in shown if label != "objective")
+    assert table(first, second)["  standard error, 200 samples"] == ["0.0306", "0.0306"]
+    assert missing_value_warnings(comparison) == []
 
 
 def test_run_without_validation_shows_test_figures(tmp_path: Path) -> None:
