@@ -4,6 +4,7 @@ Functions that write text raise a `UserError` with a sentence. Functions that sy
 an `OSError` through, and their callers use `common.failures.sentences.writing`.
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -24,9 +25,30 @@ SILENT_WAIT = 2.0  # seconds to wait for a lock before the user is told
 SUPERSEDED = ".superseded"  # ends the name of a replaced file or folder, until the new is complete
 
 
+def temporary_beside(path: Path) -> Path:
+    """Return the path of this process's own temporary file for a file that it writes."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def require_writable(path: Path, subject: str) -> None:
+    """Raise a `UserError` if a file can't be written; a file that is already there stays as it is.
+
+    Args:
+        subject: what will be written, the first words of the message, such as a flag and its value.
+    """
+    temporary = temporary_beside(path)
+    with writing(subject):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        try:
+            temporary.touch()
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file, or replace it; a reader never sees half of the text."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")  # this process's own file
+    temporary = temporary_beside(path)
     with writing(str(path)):
         try:
             temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")

@@ -33,6 +33,7 @@ def write_comparison(options: Options) -> None:
     Raises:
         UserError: a run can't be read, or a file can't be written.
     """
+    require_paths(options)
     comparison = compare(read_runs(options.runs), options.target)
     if options.output_format == "json":
         print(json.dumps(json_safe(as_json(comparison)), indent=2))
@@ -54,6 +55,21 @@ def write_comparison(options: Options) -> None:
         write_page(comparison, options.html)
         if prints_paths:
             CONSOLE.print(f"page: {options.html}", markup=False)
+
+
+def require_paths(options: Options) -> None:
+    """Raise a `UserError` if the picture or the page can't be written.
+
+    A comparison may take minutes, for example to read many runs from W&B.
+    """
+    if options.plot is not None:
+        from common.tools.compare.plot import require_plot_path  # which imports matplotlib
+
+        require_plot_path(options.plot)
+    if options.html is not None:
+        from common.tools.compare.page import require_page_path
+
+        require_page_path(options.html)
 
 
 def as_json(comparison: Comparison) -> dict[str, object]:

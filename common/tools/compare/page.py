@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import UserError
-from common.storage.files import write_text
+from common.storage.files import require_writable, write_text
 from common.system.printable import printable
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.group_table import has_repetitions
@@ -27,17 +27,25 @@ PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 SCRIPT_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
-def write_page(comparison: Comparison, file: Path) -> None:
-    """Write a comparison as a web page.
-
-    Raises:
-        UserError: the file's name is not that of a web page, or the file can't be written.
-    """
+def require_page_path(file: Path) -> None:
+    """Raise a `UserError` if a path can't be written, or its name is not that of a web page."""
     # If a user names a run's own file by mistake, that file must not be overwritten.
     if file.suffix.lower() not in SUFFIXES:
         raise UserError(
             f"--html {file} is not the name of a web page", advice="pass a name that ends in .html"
         )
+    require_writable(file, f"--html {file}")
+
+
+def write_page(comparison: Comparison, file: Path) -> None:
+    """Write a comparison as a web page.
+
+    Args:
+        file: a path that `require_page_path` accepts.
+
+    Raises:
+        UserError: the file can't be written.
+    """
     write_text(file, page_of(comparison))
 
 

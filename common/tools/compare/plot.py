@@ -21,6 +21,7 @@ from common.errors import UserError
 from common.failures.sentences import writing
 from common.metric_names import STEP, THROUGHPUT, TRAINING_SECONDS
 from common.objective import PREFIXES
+from common.storage.files import require_writable
 from common.tools.compare.comparison import Comparison
 from common.tools.compare.curves import X_AXES, Curve, curve_of, mean_curve
 from common.tools.compare.group_table import group_labels, has_repetitions, mean_and_deviation_text
@@ -47,14 +48,27 @@ NAME_WIDTH = 36  # characters in a line of a name in the legend
 NAME_LINES = 3
 
 
+def require_plot_path(file: Path) -> None:
+    """Raise a `UserError` if a path has no suffix of an image format, or can't be written."""
+    if file.suffix[1:].lower() not in FigureCanvasAgg.get_supported_filetypes():
+        raise UserError(
+            f"--plot {file} does not end in a supported suffix",
+            advice="pass a name that ends in .png, .svg or .pdf",
+        )
+    require_writable(file, f"--plot {file}")
+
+
 def plot_comparison(comparison: Comparison, file: Path) -> None:
     """Draw a comparison: a row of curves for the loss and each objective, then bars and a legend.
 
     Each row of curves has one chart for each of `X_AXES`. The last row has the two charts of `BARS`
     and the legend.
 
+    Args:
+        file: a path that `require_plot_path` accepts.
+
     Raises:
-        UserError: the file's suffix is not that of an image format, or the file can't be written.
+        UserError: the file can't be written.
     """
     styles = list(itertools.islice(itertools.cycle(STYLES), len(comparison.groups)))
     objective_metrics = [run.objective.metric for run in comparison.runs]
@@ -73,20 +87,6 @@ def plot_comparison(comparison: Comparison, file: Path) -> None:
     bar_axes[0].set_yticks([])
     bar_axes[0].invert_yaxis()  # the baseline on top, as in the legend beside it
     draw_legend(legend_axes, comparison, styles)
-    save_figure(figure, file)
-
-
-def save_figure(figure: Figure, file: Path) -> None:
-    """Write a figure in the image format of the file's suffix.
-
-    Raises:
-        UserError: the suffix is not that of an image format, or the file can't be written.
-    """
-    if file.suffix[1:].lower() not in FigureCanvasAgg(figure).get_supported_filetypes():
-        raise UserError(
-            f"--plot {file} does not end in a supported suffix",
-            advice="pass a name that ends in .png, .svg or .pdf",
-        )
     with writing(f"--plot {file}"):
         figure.savefig(file)
 

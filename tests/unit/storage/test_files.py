@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from common.errors import UserError
 from common.storage import files
-from common.storage.files import locked, write_text
+from common.storage.files import locked, require_writable, write_text
 from common.storage.json_files import read_json, write_json
 
 VALUE = {"name": "größer", "list": [1, 2.5, None, True], "object": {"a": "b"}}
@@ -39,6 +39,20 @@ def test_impossible_path_gives_one_sentence(path: str) -> None:
     """The system may refuse it for any reason."""
     with pytest.raises(UserError, match="can't be made or written"):
         write_text(Path(path), "text")
+
+
+@pytest.mark.parametrize("name", ["old", "new", "folder", "missing/new", "old/new", "x" * 300])
+def test_check_of_a_path_changes_nothing(name: str, tmp_path: Path) -> None:
+    """The check refuses what a write would refuse, and leaves neither a file nor a change."""
+    (tmp_path / "old").write_text("text")
+    (tmp_path / "folder").mkdir()
+    if name in ("old", "new"):
+        require_writable(tmp_path / name, "--html FILE")
+    else:
+        with pytest.raises(UserError, match="--html FILE can't be made or written"):
+            require_writable(tmp_path / name, "--html FILE")
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "folder", tmp_path / "old"]
+    assert (tmp_path / "old").read_text() == "text"
 
 
 def test_long_wait_for_a_lock_is_told(

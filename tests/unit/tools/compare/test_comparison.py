@@ -19,6 +19,7 @@ from common.errors import UserError
 from common.flags import flag
 from common.lifecycle.start.run_config import overridden_decisions
 from common.run_directory.records import RunConfig
+from common.tools.compare import output_formats
 from common.tools.compare.command import main
 from common.tools.compare.comparison import compare
 from common.tools.compare.figures import FIGURES
@@ -588,8 +589,11 @@ AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0  # root may write everywh
         pytest.param("sealed/runs.png", marks=pytest.mark.skipif(AS_ROOT, reason="as root")),
     ],
 )
-def test_picture_that_cannot_be_written_gives_one_sentence(name: str, tmp_path: Path) -> None:
-    """The format may be unknown, or the path may be impossible."""
+def test_picture_that_cannot_be_written_gives_one_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The format may be unknown, or the path impossible. No run is read before the refusal."""
+    monkeypatch.setattr(output_formats, "read_runs", pytest.fail)
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "sealed").mkdir(mode=0o500)

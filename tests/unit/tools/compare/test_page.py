@@ -24,7 +24,7 @@ from common.errors import UserError
 from common.objective import Objective
 from common.run_directory.records import RunConfig
 from common.system.printable import printable
-from common.tools.compare import page
+from common.tools.compare import output_formats, page
 from common.tools.compare.command import main
 from common.tools.compare.comparison import Comparison, compare
 from common.tools.compare.page import page_of
@@ -354,8 +354,11 @@ def test_page_is_written_beside_any_output(
 
 
 @pytest.mark.parametrize("name", ["run", "run/config.json", "missing/page.html", "folder.html"])
-def test_page_that_cannot_be_written_gives_one_sentence(name: str, tmp_path: Path) -> None:
-    """A run's own file, named by mistake, stays as it is."""
+def test_page_that_cannot_be_written_gives_one_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's own file, named by mistake, stays as it is. No run is read before the refusal."""
+    monkeypatch.setattr(output_formats, "read_runs", pytest.fail)
     source = write_run(tmp_path / "run")
     (tmp_path / "folder.html").mkdir()
     before = (tmp_path / "run" / "config.json").read_bytes()
