@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from common.data.workers.processes import kill_workers
+from common.system.platforms.signals import CHILD_ENDED
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +24,10 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_workers_left() -> Iterator[None]:
     """Kill the workers that a test leaves, as a run does when an error ends it.
 
-    Otherwise torch waits 10 s for each of them when Python happens to collect its loader.
+    Otherwise torch waits 10 s for each of them when Python happens to collect its loader. A test
+    that uses torch's own loader leaves torch's handler, which raises an error for a killed worker.
     """
     yield
+    if CHILD_ENDED is not None:
+        signal.signal(CHILD_ENDED, signal.SIG_DFL)
     kill_workers()
