@@ -79,7 +79,12 @@ METRICS = {
     "perplexity": Metric("perplexity", better="min", form=".3f"),
     "count": Metric("samples", panel="", form=",.0f"),
     LEARNING_RATE: Metric(
-        "learning rate", form=".3g", meaning="the learning rate of the first parameter group"
+        "learning rate",
+        form=".3g",
+        meaning=(
+            "the learning rate of the first parameter group after the update, which is the rate of "
+            "the next one"
+        ),
     ),
     GRADIENT_NORM: Metric(
         "gradient norm", meaning="the norm of all gradients of the last update, before clipping"

@@ -54,9 +54,10 @@ def close(
         is_embedded: whether another program called the recipe: see `launch.notebook.is_embedded`.
 
     Raises:
-        TrainingError, SystemExit: instead of `error`; see `error_to_raise`.
+        TrainingError, SystemExit: instead of `error`; see `error_to_raise` and `stop_behind`.
     """
     DISPLAY.close()
+    stop = stop_behind(error)
     loaders = [] if stages.loaded is None else [*stages.loaded.loaders.values()]
     if stages.started is not None:
         stages.started.profiler.stop()
@@ -65,9 +66,22 @@ def close(
     try:
         if error is not None:
             add_notes(error, rehearsal)
-            end_unfinished_run(error, context, loaders)
+            end_unfinished_run(stop or error, context, loaders)
     finally:
-        releasing.release(context, loaders, error, is_embedded)
+        releasing.release(context, loaders, stop or error, is_embedded)
+    if stop is not None and stop is not error:
+        raise stop from None
+
+
+def stop_behind(error: BaseException | None) -> Preempted | None:
+    """Return the request to stop that an error is, or that it followed from; None without one.
+
+    A signal handler may raise `Preempted` at any line, also within a lock of Python. The lock then
+    raises an error of its own, in whose context the request is.
+    """
+    while error is not None and not isinstance(error, Preempted):
+        error = error.__context__
+    return error
 
 
 def add_notes(error: BaseException, rehearsal: Rehearsal) -> None:
