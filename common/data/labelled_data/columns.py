@@ -106,12 +106,7 @@ class Columns:
             UserError: there is no such column or more than two, or a named column does not exist,
                 holds no strings, is the label column, or is named twice.
         """
-        if label_column in text_columns:
-            raise UserError(
-                f"{flag} names {label_column}, which is the label column of data set {self.name}, "
-                "so the model would read the label",
-                advice=f"name columns of text with {flag}, or the labels with --label-column",
-            )
+        self.refuse_label_as_text(flag, text_columns, label_column)
         if len({*text_columns}) < len(text_columns):
             raise UserError(
                 f"{flag} names a column twice: {', '.join(text_columns)}",
@@ -129,6 +124,17 @@ class Columns:
             if 1 <= len(guessed) <= 2:
                 candidates = guessed
         return self.choose(flag, text_columns, candidates, suitable, at_most=2)
+
+    def refuse_label_as_text(
+        self, flag: str, text_columns: tuple[str, ...], label_column: str
+    ) -> None:
+        """Raise a `UserError` if a named column of text is the label column."""
+        if label_column in text_columns:
+            raise UserError(
+                f"{flag} names {label_column}, which is the label column of data set {self.name}, "
+                "so the model would read the label",
+                advice=f"name columns of text with {flag}, or the labels with --label-column",
+            )
 
     def choose(
         self,
@@ -203,7 +209,7 @@ class Columns:
             advice = f"{lead_in} {', '.join(names)}"
         if nested:
             advice += (
-                f"; fields of objects and lists are not read, so make columns of those in "
+                "; fields of objects and lists are not read, so make columns of those in "
                 f"{', '.join(nested)} if you need them"
             )
         return advice

@@ -68,8 +68,8 @@ def find_dialect(path: str) -> Dialect:
 
     Raises:
         UserError: the file is empty, its encoding is not certain, its first line is meant for
-            spreadsheets, or the header has fewer names than the first row has values, or one name
-            twice.
+            spreadsheets, the header has fewer names than the first row has values, or the header
+            has a name twice.
         OSError: the file can't be read.
     """
     encoding = find_encoding(path)
@@ -139,7 +139,8 @@ def refuse_repeated_names(path: str, records: list[list[str]]) -> None:
     Args:
         records: the header and the first rows, split at the separator.
     """
-    counts = Counter(name for name in records[0] if name) if records else Counter()
+    header = records[0] if records else []
+    counts = Counter(name for name in header if name)
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
         raise UserError(

@@ -18,7 +18,6 @@ from common.system.wording import listed
 if TYPE_CHECKING:
     from datasets import DatasetBuilder
 
-METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 # The names of columns with paths. They may also end the name of such a column, after a "_".
 PATH_COLUMNS = ("file_name", "file_names")
 
@@ -37,7 +36,7 @@ def refuse_metadata_without_paths(builder: "DatasetBuilder", description: str) -
     if builder.name != "imagefolder":
         return
     for file in map(str, chain(*builder.config.data_files.values())):
-        if os.path.basename(file) not in METADATA_FILES or not os.path.isfile(file):
+        if not is_metadata_file(file, builder) or not os.path.isfile(file):
             continue
         where = f"file {file} of {description}"
         if file.endswith(".jsonl"):
@@ -53,6 +52,12 @@ def refuse_metadata_without_paths(builder: "DatasetBuilder", description: str) -
                     "column such as label with their classes"
                 ),
             )
+
+
+def is_metadata_file(file: str, builder: "DatasetBuilder") -> bool:
+    """Whether a builder of image folders reads the columns of images from a file."""
+    names = builder.config.metadata_filenames or builder.METADATA_FILENAMES
+    return os.path.basename(file) in names
 
 
 def is_path_column(name: str) -> bool:

@@ -22,8 +22,7 @@ def load_splits(source: DataSource) -> tuple["DatasetDict", list[str]]:
 
     Raises:
         UserError: a file can't be read, has different columns from the others, or lacks the paths
-            of images; a split is empty.
-            See also `open_builder` and `find_dialects`.
+            of images; or a split is empty. See also `open_builder` and `find_dialects`.
     """
     import datasets
     import huggingface_hub

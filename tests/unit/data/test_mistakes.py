@@ -10,19 +10,21 @@ import shutil
 import struct
 import zlib
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
 import pytest
+from datasets.data_files import SPLIT_KEYWORDS
 from PIL import Image
 
 from common.data.image_decoding.image_files import Decoder
 from common.data.mistakes import empty_split_error
 from common.data.reading.builders import open_builder
 from common.data.reading.json_files import refuse_damaged_json
-from common.data.reading.left_out_files import SPLIT_BY_NAME, capital_split_name
+from common.data.reading.split_names import capital_split_name
 from common.data.sources import DataSource, find_named
 from common.errors import UserError
 from common.run_directory.model_records import PixelFormat
@@ -294,7 +296,7 @@ def test_folder_of_text_is_read_or_named(case: str, tmp_path: Path) -> None:
         assert "Hub" not in message
 
 
-@pytest.mark.parametrize("word", SPLIT_BY_NAME)
+@pytest.mark.parametrize("word", [*chain(*SPLIT_KEYWORDS.values())])
 @pytest.mark.parametrize("change", [str.capitalize, str.upper, str.lower])
 def test_split_with_capitals_is_recognised_where_it_names_a_split(
     word: str, change: Callable[[str], str]
