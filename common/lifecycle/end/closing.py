@@ -57,7 +57,7 @@ def close(
         TrainingError, SystemExit: instead of `error`; see `error_to_raise` and `stop_behind`.
     """
     DISPLAY.close()
-    stop = stop_behind(error)
+    ending = stop_behind(error) or error
     loaders = [] if stages.loaded is None else [*stages.loaded.loaders.values()]
     if stages.started is not None:
         stages.started.profiler.stop()
@@ -66,11 +66,12 @@ def close(
     try:
         if error is not None:
             add_notes(error, rehearsal)
-            end_unfinished_run(stop or error, context, loaders)
+        if ending is not None:
+            end_unfinished_run(ending, context, loaders)
     finally:
-        releasing.release(context, loaders, stop or error, is_embedded)
-    if stop is not None and stop is not error:
-        raise stop from None
+        releasing.release(context, loaders, ending, is_embedded)
+    if ending is not None and ending is not error:
+        raise ending from None
 
 
 def stop_behind(error: BaseException | None) -> Preempted | None:
