@@ -185,10 +185,10 @@ def checked_evaluations(run: ObservedRun, trusted: Collection[str] | None = None
             break
     return CheckedFigures(
         "figures of evaluations",
-        causes,
-        compared_count,
-        frozenset(compared_names),
-        frozenset(unknown_names),
+        causes=causes,
+        compared_count=compared_count,
+        compared_names=frozenset(compared_names),
+        unknown_names=frozenset(unknown_names),
     )
 
 

@@ -95,13 +95,20 @@ def f1(outcomes: Sequence[SampleOutcome]) -> float | None:
     values = f1_of_classes(outcomes)
     if values is None:
         return None
-    return values[1] or 0.0 if len(values) == 2 else macro_f1(outcomes)
+    if len(values) == 2:
+        return values[1] or 0.0
+    return mean_of_occurring(values)
 
 
 def macro_f1(outcomes: Sequence[SampleOutcome]) -> float | None:
     """Return the mean F1 of the classes that occur."""
     values = f1_of_classes(outcomes)
-    return None if values is None else fmean(value for value in values if value is not None)
+    return None if values is None else mean_of_occurring(values)
+
+
+def mean_of_occurring(values: Sequence[float | None]) -> float:
+    """Return the mean of the values that are not None: those of the classes that occur."""
+    return fmean(value for value in values if value is not None)
 
 
 FIGURE_FUNCTIONS: dict[str, FigureFunction] = {

@@ -57,7 +57,12 @@ def checked_losses(whole: ObservedRun, run: ObservedRun) -> CheckedFigures:
         f"{mistake.phrase}",
         ADVICE_OF_LOSS,
     )
-    return CheckedFigures("recorded losses", (cause,), losses, frozenset({TRAINING_LOSS}))
+    return CheckedFigures(
+        "recorded losses",
+        causes=(cause,),
+        compared_count=losses,
+        compared_names=frozenset({TRAINING_LOSS}),
+    )
 
 
 def ratios_of_multiples(whole: ObservedRun, run: ObservedRun) -> list[float]:

@@ -62,10 +62,10 @@ def checked_metrics(run: ObservedRun) -> CheckedFigures:
                     )
     return CheckedFigures(
         "recorded metrics",
-        (*causes.values(),),
-        compared_count,
-        frozenset(compared_names),
-        frozenset(unknown_names),
+        causes=(*causes.values(),),
+        compared_count=compared_count,
+        compared_names=frozenset(compared_names),
+        unknown_names=frozenset(unknown_names),
     )
 
 
