@@ -35,6 +35,7 @@ from common.system.source_imports import absolute_imports
 
 # Modules that the process imports in addition to those that the recipe imports.
 LIBRARIES = (
+    "torch._dynamo",  # the first optimizer of a process imports it, which takes seconds
     "common.run",
     "common.tools.prove.observation.run_observer",
     "common.tools.prove.observation.probe",
