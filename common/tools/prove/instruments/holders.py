@@ -8,7 +8,7 @@ from types import FrameType
 
 from common.tools.prove.instruments.recipe_variables import (
     CONTAINERS,
-    is_within,
+    is_in_folder,
     recipe_containers,
 )
 from common.tools.prove.reach.own_code import callers
@@ -81,7 +81,7 @@ def container_ids(frame: FrameType, folder: Path) -> Iterator[int]:
     list of all live tensors that the measurement makes.
     """
     for caller in callers(frame):
-        if not is_within(caller, folder):
+        if not is_in_folder(caller.f_code.co_filename, folder):
             for value in [*caller.f_locals.values()]:
                 if isinstance(value, CONTAINERS):
                     yield id(value)

@@ -3,6 +3,7 @@
 import sys
 from collections import deque
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -26,7 +27,7 @@ def recipe_variables(frame: FrameType, folder: Path) -> Iterator[tuple[str, obje
         A name in words, such as "`model.scale` of main in train.py", and a value.
     """
     for caller in callers(frame):
-        if is_within(caller, folder):
+        if is_in_folder(caller.f_code.co_filename, folder):
             code = caller.f_code
             place = f" of {code.co_name} in {Path(code.co_filename).name}"
             if code.co_name == "<module>":
@@ -35,7 +36,7 @@ def recipe_variables(frame: FrameType, folder: Path) -> Iterator[tuple[str, obje
                 yield from variable_with_attributes(name, value, place)
     for module in [*sys.modules.values()]:
         source = getattr(module, "__file__", None)
-        if isinstance(source, str) and Path(source).resolve().parent == folder:
+        if isinstance(source, str) and is_in_folder(source, folder):
             for name, value in [*vars(module).items()]:
                 yield from variable_with_attributes(name, value, f" in {Path(source).name}")
 
@@ -69,6 +70,7 @@ def recipe_containers(frame: FrameType, folder: Path) -> Iterator[tuple[Containe
             yield value, f"the {type(value).__name__} {name}"
 
 
-def is_within(frame: FrameType, folder: Path) -> bool:
-    """Whether the code of a frame is in a file of the recipe's folder."""
-    return Path(frame.f_code.co_filename).resolve().parent == folder
+@cache  # each update asks about the files of all imported modules
+def is_in_folder(file: str, folder: Path) -> bool:
+    """Whether a file of code is in the recipe's folder itself."""
+    return Path(file).resolve().parent == folder
