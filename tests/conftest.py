@@ -91,12 +91,20 @@ SHARED_RUNS = {"learned_mlp", "learned_resnet", "learned_bert", "whole_mlp", "wh
 SHARED_RUNS |= {"accumulated_bert", "distributed_bert", "distributed_mlp", "distributed_resnet"}
 
 
-def first(count: int, values: Iterable[Any]) -> list[Any]:
-    """Return parameters for a test: the first `count` run by default, the others are slow tests."""
-    return [
-        value if number < count else pytest.param(value, marks=pytest.mark.slow)
-        for number, value in enumerate(values)
-    ]
+def first(count: int, values: Iterable[Any], in_ci: int | None = None) -> list[Any]:
+    """Return parameters for a test: the first `count` run by default, the others are slow tests.
+
+    With `in_ci`, the first `in_ci` run by default or are slow, and the others are exhaustive tests.
+    """
+    parameters: list[Any] = []
+    for number, value in enumerate(values):
+        if number < count:
+            parameters.append(value)
+        elif in_ci is None or number < in_ci:
+            parameters.append(pytest.param(value, marks=pytest.mark.slow))
+        else:
+            parameters.append(pytest.param(value, marks=pytest.mark.exhaustive))
+    return parameters
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -106,6 +114,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     part takes tests from the others. So each part gets its share of shared, slow and other tests.
     """
     for item in items:
+        if item.get_closest_marker("exhaustive") is not None:
+            item.add_marker(pytest.mark.slow)
         if os.name == "nt" and getattr(item, "originalname", "") in NEED_POSIX:
             item.add_marker(pytest.mark.skip(reason="this system is not POSIX"))
     shared: list[pytest.Item] = []

@@ -164,5 +164,3 @@ CORRECT: tuple[Correct, ...] = (
         checks=("samples",),
     ),
 )
-
-BY_DEFAULT = 3  # the number of copies that CI tests by default

@@ -820,4 +820,3 @@ OBJECTIVE = """,
         flags=SMALL_WITHOUT_WORKERS,
     ),
 )
-BY_DEFAULT = 5  # the number of copies that CI tests by default

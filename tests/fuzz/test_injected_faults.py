@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("quick_runs")
 FAULTS = [
     pytest.param("resumed", (errno.ENOSPC,), {0}, id="resumed-some"),
     *(
-        pytest.param(begins, numbers, calls, marks=pytest.mark.slow, id=f"{begins}-{name}")
+        pytest.param(begins, numbers, calls, marks=pytest.mark.exhaustive, id=f"{begins}-{name}")
         for begins, name, numbers, calls in (
             ("resumed", "the rest", (errno.EIO, errno.ENOSPC, errno.EACCES), {*range(1, 8)}),
             ("with a model", "all", (errno.ENOSPC, errno.EIO, errno.EACCES), {*range(8)}),

@@ -35,7 +35,7 @@ REQUESTS: tuple[tuple[Platform, signal.Signals, str], ...] = (
 )
 
 
-@pytest.mark.parametrize("pretended", first(1, itertools.product(PLATFORMS, TINY_OF)))
+@pytest.mark.parametrize("pretended", first(1, itertools.product(PLATFORMS, TINY_OF), in_ci=3))
 def test_first_command_trains(
     pretended: tuple[Platform, str], runner: Runner, thin_resnet: Path, odd_text: Path
 ) -> None:

@@ -215,7 +215,7 @@ main(*sys.argv[1:])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_steps_that_need_datasets_run_to_their_end(
     tmp_path: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,7 +321,7 @@ MISSING = ("wandb", "datasets", "optuna", "wandb-workspaces", "matplotlib", "sci
 MISSING = (*MISSING, "nvidia-ml-py")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_programme_runs_on_a_machine_that_lacks_packages(tmp_path: Path, runner: Runner) -> None:
     """Every step that does not need `datasets` runs; the table names those that need it."""
     python = make_bare_environment(tmp_path / "environment", MISSING)
@@ -443,7 +443,7 @@ def test_picture_shows_what_stood_in_the_terminal() -> None:
     assert screen_of(written.getvalue().replace("\n", "\r\n")) == "above\nlater\ntwo thirds"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("forking_python")
 def test_kills_of_the_recipe_and_of_a_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

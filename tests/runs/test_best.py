@@ -115,7 +115,7 @@ OWN_OBJECT = (
 
 
 @pytest.mark.parametrize(
-    "edits", first(1, [DEEP_COPY, AVERAGED_MODEL]), ids=["a deep copy", "an AveragedModel"]
+    "edits", first(1, [DEEP_COPY, AVERAGED_MODEL], in_ci=1), ids=["a deep copy", "an AveragedModel"]
 )
 def test_evaluation_again_of_an_average_gives_the_same_figures(
     runner: Runner, tmp_path: Path, edits: tuple[tuple[str, str], ...]

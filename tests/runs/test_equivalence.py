@@ -161,8 +161,7 @@ def test_loader_workers_give_the_same_losses(
         assert torch.equal(values, weights[name]), name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["mlp", "bert"])
+@pytest.mark.parametrize("recipe", first(0, ["mlp", "bert"], in_ci=1))
 @pytest.mark.parametrize("flag", ["--gradient-checkpointing", "--compile", "--deterministic"])
 def test_way_of_computing_changes_rounding_alone(
     flag: str, recipe: str, runner: Runner, request: pytest.FixtureRequest, tmp_path: Path

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import signal
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,24 @@ KEPT = (
     "run.save()",
     "run.finish(evaluate(",
 )
+
+
+# Those with the most state of their own: two networks, an average of the weights, an adapter. The
+# others are killed and resumed by `benchmarks/proofs.py`, too, which also proves all of them.
+KILLED_IN_CI = ("gan", "averaged", "lora", "dqn")
+# Tokens with padding, a loss over characters, two losses.
+ON_TWO_IN_CI = ("lora", "character_model", "two_heads")
+
+
+def slow(examples: Iterable[Example], in_ci: Container[str]) -> list[Any]:
+    """Return parameters for a slow test, which is exhaustive for examples not in `in_ci`."""
+    return [
+        pytest.param(
+            example,
+            marks=pytest.mark.slow if example.name in in_ci else pytest.mark.exhaustive,
+        )
+        for example in examples
+    ]
 
 
 def each(examples: Iterable[Any]) -> pytest.MarkDecorator:
@@ -145,16 +163,14 @@ def test_example_resumes_after_a_kill(example: Example, runner: Runner, tmp_path
     assert_same_result(directory, run.directory)
 
 
-@pytest.mark.slow
-@each([example for example in EXAMPLES if example not in RESUMED and not example.is_killed_on_two])
+@each(slow([it for it in EXAMPLES if it not in RESUMED and not it.is_killed_on_two], KILLED_IN_CI))
 def test_example_survives_kill_9(example: Example, runner: Runner, tmp_path: Path) -> None:
     """A run that is really killed after its first checkpoint resumes to the same rows and bits."""
     resumed = kill_and_resume(example, runner, tmp_path / "run", "fork")
     assert_same_result(resumed.directory, whole(runner, example).directory)
 
 
-@pytest.mark.slow
-@each([example for example in EXAMPLES if example.is_killed_on_two])
+@each(slow([example for example in EXAMPLES if example.is_killed_on_two], KILLED_IN_CI))
 def test_example_survives_kill_9_on_two_processes(
     example: Example, runner: Runner, tmp_path: Path
 ) -> None:
@@ -178,7 +194,7 @@ def kill_and_resume(example: Example, runner: Runner, directory: Path, launcher:
     )
 
 
-@each(first(0, [example for example in EXAMPLES if example.same_on_two is not None]))
+@each(slow([example for example in EXAMPLES if example.same_on_two is not None], ON_TWO_IN_CI))
 def test_example_on_two_processes_is_the_example_on_one(example: Example, runner: Runner) -> None:
     """Two processes make the same updates as one with twice the accumulation or batch."""
     assert example.same_on_two is not None
@@ -235,7 +251,7 @@ def test_examples_are_compared_with_each_other(
     assert "objective" in json.dumps(shown["unfair"])
 
 
-@each(first(1, EXAMPLES))
+@each(first(1, EXAMPLES, in_ci=5))
 def test_example_can_be_searched(example: Example, runner: Runner) -> None:
     """`recipes tune` can read the example's flags, and a run gives the objective's best value."""
     recipe = load_recipe(example.path)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import first
 from tests.examples import EXAMPLES, Example
 from tests.launch import REPOSITORY, Runner
 
@@ -66,10 +67,13 @@ def test_links_lead_somewhere() -> None:
         assert (PAGE.parent / link).exists(), link
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
-    [*(line for example in EXAMPLES for line in documented_commands(example)), *OF_THE_PAGE],
+    first(
+        0,
+        [*OF_THE_PAGE, *(line for example in EXAMPLES for line in documented_commands(example))],
+        in_ci=9,
+    ),
 )
 def test_command_runs(command: str, runner: Runner) -> None:
     """A documented command trains with its default data and model, here for two updates."""

@@ -98,15 +98,10 @@ KILLED: dict[str, tuple[int, int, tuple[object, ...]]] = {
     ("recipe", "launcher"),
     [
         ("mnist_mlp", "fork"),
-        *(
-            pytest.param(recipe, launcher, marks=pytest.mark.slow)
-            for recipe, launcher in (
-                ("mnist_mlp", "two forks"),
-                ("resnet", "fork"),
-                ("cifar10_fast", "two forks"),
-                ("bert", "two forks"),
-            )
-        ),
+        pytest.param("resnet", "fork", marks=pytest.mark.slow),
+        pytest.param("bert", "two forks", marks=pytest.mark.slow),
+        pytest.param("mnist_mlp", "two forks", marks=pytest.mark.exhaustive),
+        pytest.param("cifar10_fast", "two forks", marks=pytest.mark.exhaustive),
     ],
 )
 def test_kills_at_random_moments_change_nothing(

@@ -21,8 +21,6 @@ from tests.loss_scale import (
 )
 
 QUIET = ("--tracker", "none", "--log-every", 1)
-# In fp16 convolutions take many times as long on a CPU, and BERT's products some.
-EACH = first(1, RECIPES)
 
 
 def small(recipe: str, odd_images: Path, odd_text: Path) -> tuple[object, ...]:
@@ -48,8 +46,8 @@ def in_fp16(runner: Runner, recipe: str | Path, scale: Scale, *flags: object) ->
     return runner.shared(SCRIPT, *scaled(recipe, scale, *flags))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", EACH)
+# In fp16 convolutions take many times as long on a CPU, and BERT's products some.
+@pytest.mark.parametrize("recipe", first(0, RECIPES, in_ci=2))
 def test_losses_are_near_those_of_fp32(
     recipe: str, runner: Runner, odd_images: Path, odd_text: Path, thin_resnet: Path
 ) -> None:
@@ -70,7 +68,7 @@ def test_losses_are_near_those_of_fp32(
     assert {name: weights.dtype for name, weights in half.weights().items()} == dtypes
 
 
-@pytest.mark.parametrize("recipe", first(1, ["mnist_mlp", "bert"]))
+@pytest.mark.parametrize("recipe", first(1, ["mnist_mlp", "bert"], in_ci=1))
 def test_an_overflow_is_skipped_and_halves_the_scale(
     recipe: str, runner: Runner, odd_images: Path, odd_text: Path
 ) -> None:
@@ -107,8 +105,7 @@ def test_killed_and_resumed_it_ends_bit_equal(
     assert_same_result(resumed.directory, whole.directory)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["two forks", "two shards"])
+@pytest.mark.parametrize("launcher", first(0, ["two forks", "two shards"], in_ci=1))
 def test_two_processes_make_the_updates_of_one(
     launcher: Launcher, runner: Runner, odd_images: Path
 ) -> None:

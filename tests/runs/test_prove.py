@@ -43,7 +43,7 @@ def test_a_recipe_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert {record.epoch for record in reference.of(MicroBatch)} == {0, 1, 2, 3}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("forking_python")
 def test_a_recipe_that_streams_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The proof reads few samples of its blocks, so its updates are as few as without streaming."""

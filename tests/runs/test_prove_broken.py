@@ -1,21 +1,15 @@
-"""`recipes prove` finds the mistake in a broken copy of a recipe, and names the cause.
-
-Five copies run by default among the slow tests. All run with RECIPE_TESTS_BROKEN=all.
-"""
+"""`recipes prove` finds the mistake in a broken copy of a recipe, and names the cause."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.mistaken_copies import BROKEN, BY_DEFAULT, Broken
+from benchmarks.harness.mistaken_copies import BROKEN, Broken
 from common.tools.prove.command import main
 from common.tools.prove.receipt import read_receipt
-
-VARIABLE = "RECIPE_TESTS_BROKEN"
-OTHERS = pytest.mark.skipif(os.environ.get(VARIABLE) != "all", reason=f"{VARIABLE} is not all")
+from tests.conftest import first
 
 
 def test_each_copy_has_its_mistake(tmp_path: Path) -> None:
@@ -27,13 +21,8 @@ def test_each_copy_has_its_mistake(tmp_path: Path) -> None:
         compile(path.read_text(), broken.name, "exec")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "broken",
-    [
-        pytest.param(broken, marks=[] if number < BY_DEFAULT else OTHERS, id=broken.name)
-        for number, broken in enumerate(BROKEN)
-    ],
+    "broken", first(0, BROKEN, in_ci=5), ids=[broken.name for broken in BROKEN]
 )
 @pytest.mark.usefixtures("forking_python")
 def test_broken_copy_fails_for_its_cause(broken: Broken, tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""`recipes prove` does not fail a recipe that is unusual but correct.
-
-Three copies run by default among the slow tests. All run with RECIPE_TESTS_BROKEN=all.
-"""
+"""`recipes prove` does not fail a recipe that is unusual but correct."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.correct_copies import BY_DEFAULT, CORRECT, Correct
+from benchmarks.harness.correct_copies import CORRECT, Correct
 from common.tools.prove.command import main
 from common.tools.prove.receipt import read_receipt
-from tests.runs.test_prove_broken import OTHERS
+from tests.conftest import first
 
 
 def test_each_copy_has_its_edits(tmp_path: Path) -> None:
@@ -23,13 +20,8 @@ def test_each_copy_has_its_edits(tmp_path: Path) -> None:
         compile(path.read_text(), correct.name, "exec")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "correct",
-    [
-        pytest.param(correct, marks=[] if number < BY_DEFAULT else OTHERS, id=correct.name)
-        for number, correct in enumerate(CORRECT)
-    ],
+    "correct", first(0, CORRECT, in_ci=1), ids=[correct.name for correct in CORRECT]
 )
 @pytest.mark.usefixtures("forking_python")
 def test_correct_copy_passes(correct: Correct, tmp_path: Path) -> None:

@@ -372,6 +372,8 @@ def marked_lines() -> Iterator[object]:
         launches = re.search(rf"(accelerate launch|torchrun|python\b).*{script}", line)
         is_slow = launches is not None or any(word in line for word in TOOLS)
         marks = [pytest.mark.slow] if is_slow else []
+        if "benchmarks/peers.py" in line:  # as long as ten other commands
+            marks = [pytest.mark.exhaustive]
         yield pytest.param(line, marks=marks, id=line[:60])
 
 

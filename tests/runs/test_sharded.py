@@ -17,7 +17,7 @@ from common.errors import UserError
 from common.training.sharding.fsdp_request import SUPPORTED_SETTINGS, take_fsdp_request
 from tests.conftest import SHIFTED_UPDATES, first
 from tests.edited_copies import edited
-from tests.examples import EXAMPLES, Example
+from tests.examples import EXAMPLES
 from tests.jobs import MLP, Job, final_weights, newest_step, rows_without_clock
 from tests.launch import LAUNCHES, REPOSITORY, SHARDED, Finished, Launcher, Runner
 from tests.runs.test_equivalence import assert_same_run, assert_same_weights
@@ -136,8 +136,7 @@ def killed_halfway(run: Finished, directory: Path) -> None:
     assert 0 < newest_step(directory) < run.summary["progress/global_step"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["cifar10_fast", "resnet"])
+@pytest.mark.parametrize("recipe", first(0, ["cifar10_fast", "resnet"], in_ci=1))
 def test_muon_makes_the_same_updates_in_shards(
     recipe: str, runner: Runner, odd_images: Path, thin_resnet: Path, tmp_path: Path
 ) -> None:
@@ -232,29 +231,25 @@ def test_evaluation_of_shards(runner: Runner, odd_images: Path, sharded_mlp: Fin
 
 # Examples whose code does not mention shards: two networks, an average of the weights, tied
 # weights, a model of Transformers, images as outputs.
-WITHOUT_SHARDS = ("gan", "dqn", "averaged", "lora", "character_model", "causal_lm", "denoiser")
+WITHOUT_SHARDS = ("gan", "averaged", "lora", "dqn", "character_model", "causal_lm", "denoiser")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "example",
-    [example for example in EXAMPLES if example.name in WITHOUT_SHARDS],
-    ids=lambda example: example.name,
-)
+@pytest.mark.parametrize("name", first(0, WITHOUT_SHARDS, in_ci=3))
 def test_example_in_shards_is_the_example(
-    example: Example, runner: Runner, request: pytest.FixtureRequest
+    name: str, runner: Runner, request: pytest.FixtureRequest
 ) -> None:
     """An example in shards has the losses and the figures of the example with DDP."""
+    (example,) = [example for example in EXAMPLES if example.name == name]
     few = example.same_on_two or ("--max-steps", 2, "--batch-size", 16)
     flags = (*example.flags, *few, "--tracker", "none", "--log-every", 1, "--mixed-precision", "no")
     if example.dataset is not None:
         flags = (*flags, "--dataset", request.getfixturevalue(example.dataset))
     whole, shards = (runner.run(example.path, *flags, launcher=launcher) for launcher in LAUNCHERS)
-    for name in ("train/loss", "train/grad_norm", "train/learning_rate"):
-        assert whole.series(name) == pytest.approx(shards.series(name), rel=1e-3), name
-    for name, value in whole.summary.items():
-        if name.startswith(("val/", "test/")):
-            assert shards.summary[name] == pytest.approx(value, rel=2e-3), name
+    for metric in ("train/loss", "train/grad_norm", "train/learning_rate"):
+        assert whole.series(metric) == pytest.approx(shards.series(metric), rel=1e-3), metric
+    for metric, value in whole.summary.items():
+        if metric.startswith(("val/", "test/")):
+            assert shards.summary[metric] == pytest.approx(value, rel=2e-3), metric
 
 
 @pytest.fixture(scope="module")

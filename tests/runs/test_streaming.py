@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import first
 from tests.jobs import (
     SAMPLE_RECORDER,
     Job,
@@ -28,8 +29,7 @@ FLAGS = (
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["fork", "two forks"])
+@pytest.mark.parametrize("launcher", first(0, ["two forks", "fork"], in_ci=1))
 def test_each_sample_once_an_epoch_after_a_kill(
     runner: Runner, tmp_path: Path, launcher: str
 ) -> None:

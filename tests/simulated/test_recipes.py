@@ -39,10 +39,10 @@ def small(recipe: str, odd_images: Path, odd_text: Path) -> Words:
     ("recipe", "variant"),
     [
         pytest.param("mnist_mlp", LIKE_APPLE, marks=pytest.mark.slow),
-        pytest.param("resnet", LIKE_APPLE, marks=pytest.mark.slow),
         pytest.param("bert", LIKE_APPLE, marks=pytest.mark.slow),
         pytest.param("mnist_mlp", LIKE_CUDA, marks=pytest.mark.slow),
-        pytest.param("mnist_mlp", "fused=none", marks=pytest.mark.slow),
+        pytest.param("mnist_mlp", "fused=none", marks=pytest.mark.exhaustive),
+        pytest.param("resnet", LIKE_APPLE, marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_recipe_learns_what_it_learns_on_the_cpu(

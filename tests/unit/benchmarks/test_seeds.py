@@ -46,7 +46,7 @@ def test_only_figures_of_evaluations_are_stated() -> None:
     assert set(stated) == {"test/accuracy", "val/f1", "perf/other_cpu_fraction"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_seeds_of_a_recipe_are_trained_and_published(tmp_path: Path) -> None:
     """The file of figures agrees with the summaries of the published runs."""
     runs = tmp_path / "runs"
