@@ -32,7 +32,7 @@ from torch import nn
 from benchmarks import REPOSITORY
 from benchmarks.harness.isolation import synchronize
 from benchmarks.harness.rounds import FinishedTraining
-from common.models.compile import compile_seconds
+from common.measure.compile_time import compile_seconds_of_process
 from common.run_directory.record_files import read_record_if_there
 from common.run_directory.records import Summary
 from common.storage.json_files import read_lines
@@ -71,12 +71,12 @@ class LoopTimer:
         yield from islice(batches, self.skipped)
         synchronize()
         with self.observer or nullcontext():
-            compiled_before = compile_seconds()
+            compiled_before = compile_seconds_of_process()
             began = time.perf_counter()
             yield from batches
             synchronize()
             ended = time.perf_counter()
-            compiled_after = compile_seconds()
+            compiled_after = compile_seconds_of_process()
         self.seconds = ended - began - (compiled_after - compiled_before)
 
 

@@ -15,6 +15,7 @@ from common.console import warn
 from common.data.samples import Samples, Work
 from common.failures.sentences import cause_text
 from common.failures.user_frames import user_line_of
+from common.measure.compile_time import CompileTime
 from common.measure.contention import ContentionWatch
 from common.measure.flops import (
     ComputeLoss,
@@ -57,6 +58,7 @@ class MetersState(TypedDict):
     stopwatch: StopwatchState
     sums: TrainingSumsState
     clock: ClockState
+    compile_time: dict[str, float]  # that of `CompileTime`
     peak: float  # TFLOP/s of the device; 0 if unknown
     load: dict[str, float]  # the fields of `CpuTimes`
 
@@ -77,6 +79,7 @@ class Meters:
             partial(synchronize_stream, self.device), time.perf_counter, self.power.joules
         )
         self.clock = RunClock()
+        self.compile_time = CompileTime()
         self.load = MachineLoad()
         self.flops: TrainingFlops | None = None
         self.cause_of_no_mfu: str | None = None  # until the first update, when a warning states it
@@ -280,6 +283,7 @@ class Meters:
             "stopwatch": self.stopwatch.state_dict(),
             "sums": self.sums.state_dict(),
             "clock": self.clock.state_dict(),
+            "compile_time": self.compile_time.state_dict(),
             "peak": self.peak,
             "load": self.load.state_dict(),
         }
@@ -288,17 +292,19 @@ class Meters:
         self.stopwatch.load_state_dict(state["stopwatch"])
         self.sums.load_from_ranks([state["sums"]])
         self.clock.load_state_dict(state["clock"])
+        self.compile_time.load_state_dict(state["compile_time"])
         self.peak_before = state["peak"]
         self.load.load_state_dict(state["load"])
 
     def load_from_ranks(self, states: Sequence[MetersState]) -> None:
-        """Restore the sums and the clock of a run that had a different number of ranks.
+        """Restore the sums, the clock and the compile time of a run that had other ranks.
 
         Nothing else is restored. The training times, for example, were measured with a different
         number of ranks, so they would distort the speed of this attempt.
         """
         # The clocks of all ranks count the time of the same run.
         self.clock.load_state_dict(states[0]["clock"])
+        self.compile_time.load_state_dict(states[0]["compile_time"])
         # One rank takes all sums, because a log line adds them up over the ranks.
         if self.accelerator.is_main_process:
             self.sums.load_from_ranks([state["sums"] for state in states])

@@ -20,7 +20,8 @@ from common.metric_names import (
     TOKEN_THROUGHPUT,
 )
 
-# Throughput leaves out the first updates, which also compile, tune kernels and allocate memory.
+# Throughput leaves out the first updates of each attempt, which also compile, tune kernels and
+# allocate memory.
 FIRST_UPDATES = 3
 
 
@@ -41,6 +42,12 @@ class Interval:
         """Return an interval from its saved fields."""
         return cls(**{field.name: state[field.name] for field in fields(cls)})
 
+    def plus(self, other: "Interval") -> "Interval":
+        """Return the sum with another interval, field by field."""
+        return Interval(
+            **{name: value + getattr(other, name) for name, value in vars(self).items()}
+        )
+
     def since(self, earlier: "Interval") -> "Interval":
         """Return the difference to an earlier count, field by field."""
         differences = {}
@@ -57,11 +64,12 @@ class Reading(NamedTuple):
 
 
 class StopwatchState(TypedDict):
-    """The stopwatch's part of a checkpoint: the fields of three `Interval`s."""
+    """The stopwatch's part of a checkpoint: the fields of its four `Interval`s."""
 
-    total: dict[str, float]
-    first: dict[str, float]  # `total_after_first_updates`
-    marked: dict[str, float]  # `total_at_last_lap`
+    first: dict[str, float]
+    steady: dict[str, float]
+    first_at_last_lap: dict[str, float]
+    steady_at_last_lap: dict[str, float]
 
 
 @dataclass
@@ -69,22 +77,36 @@ class Stopwatch:
     """Counts the training time and work of one rank; evaluation and saving are left out.
 
     It counts between `start` and `stop`. A lap is the time and work between two calls of `lap`,
-    which log lines make.
+    which log lines make. The first updates of each attempt are counted apart from the others,
+    because each attempt compiles and warms up again.
     """
 
     synchronize: Callable[[], None]
     clock: Callable[[], float]
     energy: Callable[[], float]  # returns the energy drawn so far, in joules
-    total: Interval = field(default_factory=Interval)  # all updates, up to the last stop
-    # Copies of `total`, made when the first updates were over, and at the last lap.
-    total_after_first_updates: Interval = field(default_factory=Interval)
-    total_at_last_lap: Interval = field(default_factory=Interval)
+    # Both up to the last stop, and over all attempts of the run.
+    first: Interval = field(default_factory=Interval)  # the first updates of each attempt
+    steady: Interval = field(default_factory=Interval)  # all other updates
+    # Copies of both, made at the last lap.
+    first_at_last_lap: Interval = field(default_factory=Interval)
+    steady_at_last_lap: Interval = field(default_factory=Interval)
+    updates_of_attempt: int = 0
     reading_at_start: Reading | None = None  # None while the stopwatch is stopped
 
     @property
     def is_running(self) -> bool:
         """Whether the stopwatch counts time and work now."""
         return self.reading_at_start is not None
+
+    @property
+    def total(self) -> Interval:
+        """The time and work of all updates, up to the last stop."""
+        return self.first.plus(self.steady)
+
+    @property
+    def current(self) -> Interval:
+        """The interval that counts now: that of the first updates, or that of the others."""
+        return self.first if self.updates_of_attempt < FIRST_UPDATES else self.steady
 
     def start(self) -> None:
         """Wait for the device, and count from now on."""
@@ -96,8 +118,8 @@ class Stopwatch:
         start = self.reading_at_start
         if start is not None:
             self.synchronize()
-            self.total.seconds += self.clock() - start.seconds
-            self.total.joules += self.energy() - start.joules
+            self.current.seconds += self.clock() - start.seconds
+            self.current.joules += self.energy() - start.joules
             self.reading_at_start = None
 
     @contextmanager
@@ -118,66 +140,71 @@ class Stopwatch:
         """
         if not self.is_running:
             return
-        total = self.total
-        total.samples += work.samples
-        total.tokens += work.tokens
-        total.squared_tokens += work.squared_tokens
-        total.wait_seconds += wait_seconds
-        total.updates += is_update
-        if is_update and total.updates == FIRST_UPDATES:
-            # Stopping adds the time until now to `total`, so that the copy includes it.
-            with self.stopped():
-                self.total_after_first_updates = replace(total)
+        interval = self.current
+        interval.samples += work.samples
+        interval.tokens += work.tokens
+        interval.squared_tokens += work.squared_tokens
+        interval.wait_seconds += wait_seconds
+        interval.updates += is_update
+        if is_update and self.updates_of_attempt == FIRST_UPDATES - 1:
+            self.stop()  # adds the time until now to the first updates
+            self.updates_of_attempt += 1
+            self.start()
+        else:
+            self.updates_of_attempt += is_update
 
     def lap(self) -> Interval:
         """Return the time and work since the last lap.
 
-        A lap in which the first updates ended leaves them out, unless it has no other updates.
+        It leaves out the first updates of an attempt, unless the lap has no other updates.
         """
         with self.stopped():
-            beginning = self.total_at_last_lap
-            if beginning.updates < FIRST_UPDATES < self.total.updates:
-                beginning = self.total_after_first_updates
-            self.total_at_last_lap = replace(self.total)
-        return self.total_at_last_lap.since(beginning)
+            first = self.first.since(self.first_at_last_lap)
+            steady = self.steady.since(self.steady_at_last_lap)
+            self.first_at_last_lap = replace(self.first)
+            self.steady_at_last_lap = replace(self.steady)
+        return steady if steady.updates else first.plus(steady)
+
+    @property
+    def has_unlogged_updates(self) -> bool:
+        """Whether updates were counted since the last lap."""
+        return self.total.updates > self.first_at_last_lap.updates + self.steady_at_last_lap.updates
 
     @property
     def steady_interval(self) -> Interval:
-        """The time and work up to the last lap, without the first updates.
+        """The time and work up to the last lap, without the first updates of each attempt.
 
         If there are no others, it has the first updates.
         """
-        if not self.has_steady_updates:
-            return self.total_at_last_lap
-        return self.total_at_last_lap.since(self.total_after_first_updates)
-
-    @property
-    def has_steady_updates(self) -> bool:
-        """Whether the laps so far have updates after the first ones."""
-        return self.total_at_last_lap.updates > FIRST_UPDATES
+        if not self.steady_at_last_lap.updates:
+            return self.first_at_last_lap.plus(self.steady_at_last_lap)
+        return self.steady_at_last_lap
 
     @property
     def useful_seconds(self) -> float:
         """The seconds that all updates would have taken without compilation and warming up."""
-        if not self.has_steady_updates:
-            return self.total_at_last_lap.seconds
-        steady = self.steady_interval
+        first = self.first_at_last_lap
+        steady = self.steady_at_last_lap
+        if not steady.updates:
+            return first.seconds + steady.seconds
         # Without warming up, the first updates would have taken as long as the others, but no
         # longer than they did take.
-        first_seconds = FIRST_UPDATES * steady.seconds / steady.updates
-        return steady.seconds + min(first_seconds, self.total_after_first_updates.seconds)
+        first_seconds = first.updates * steady.seconds / steady.updates
+        return steady.seconds + min(first_seconds, first.seconds)
 
     def state_dict(self) -> StopwatchState:
         return {
-            "total": asdict(self.total),
-            "first": asdict(self.total_after_first_updates),
-            "marked": asdict(self.total_at_last_lap),
+            "first": asdict(self.first),
+            "steady": asdict(self.steady),
+            "first_at_last_lap": asdict(self.first_at_last_lap),
+            "steady_at_last_lap": asdict(self.steady_at_last_lap),
         }
 
     def load_state_dict(self, state: StopwatchState) -> None:
-        self.total = Interval.of_state(state["total"])
-        self.total_after_first_updates = Interval.of_state(state["first"])
-        self.total_at_last_lap = Interval.of_state(state["marked"])
+        self.first = Interval.of_state(state["first"])
+        self.steady = Interval.of_state(state["steady"])
+        self.first_at_last_lap = Interval.of_state(state["first_at_last_lap"])
+        self.steady_at_last_lap = Interval.of_state(state["steady_at_last_lap"])
 
 
 def throughput(

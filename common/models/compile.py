@@ -1,6 +1,5 @@
-"""`--compile`: compiles a whole model or its layers with torch.compile, and counts the time."""
+"""`--compile`: compiles a whole model or its layers with torch.compile."""
 
-import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -83,10 +82,3 @@ def as_written(model: nn.Module) -> AbstractContextManager[None]:
 def is_compiled(model: nn.Module) -> bool:
     """Whether a model, or a layer of it, is set up to be compiled."""
     return any(module._compiled_call_impl is not None for module in model.modules())
-
-
-def compile_seconds() -> float:
-    """Return the seconds that this process has spent compiling models so far, for the summary."""
-    # If torch has not imported this module, it has compiled nothing.
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils.calculate_time_spent()["total_wall_time"] if utils else 0.0

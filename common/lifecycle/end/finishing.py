@@ -12,7 +12,6 @@ from common.lifecycle.stages import Context, StartedRun
 from common.measure.memory_plan import MemoryRows
 from common.measure.value_checks import Metrics
 from common.metric_names import COMPILE_SECONDS, GOODPUT, KEPT_STEP, TOTAL_SECONDS, TRAINING_SECONDS
-from common.models.compile import compile_seconds
 from common.objective import PREFIXES
 from common.ranks.agreement import wait_for_ranks
 from common.run_directory.model_records import ModelFacts
@@ -81,8 +80,7 @@ def end_training(started: StartedRun) -> None:
     context.checkpoints.wait()
     context.decisions.check(context.progress.global_step)
     # Early stopping, for example, may end the loop between two log lines.
-    has_unlogged_updates = stopwatch.total.updates > stopwatch.total_at_last_lap.updates
-    if has_unlogged_updates:
+    if stopwatch.has_unlogged_updates:
         training_figures.log_interval(started)
     if not context.config.evaluate_only:
         compare_weights_of_ranks(context)
@@ -104,7 +102,7 @@ def summarize(
     if context.best.value is not None:
         summary[context.objective.best_key] = context.best.value
     if context.config.compile:
-        summary[COMPILE_SECONDS] = compile_seconds()
+        summary[COMPILE_SECONDS] = context.meters.compile_time.seconds
     summary[TRAINING_SECONDS] = context.meters.stopwatch.total.seconds
     summary[TOTAL_SECONDS] = context.progress.seconds
     return summary

@@ -14,6 +14,7 @@ from torch import nn
 
 from common.data.samples import Work
 from common.data.stored_samples import TensorSamples
+from common.measure import compile_time
 from common.measure.flops import TrainingFlops
 from common.measure.meters import Meters
 from tests.small_run import FLAGS, run
@@ -134,6 +135,20 @@ def test_resume_on_more_ranks_after_the_last_update_has_its_loss() -> None:
     resumed = Meters(TwoRanks(other=without_loss), 1)  # type: ignore[arg-type]
     resumed.load_from_ranks(states)
     assert resumed.whole_run_figures()["train/loss"] == 1.5
+
+
+@pytest.mark.parametrize("rank_count", [1, 2])
+def test_compile_time_covers_all_attempts(monkeypatch: pytest.MonkeyPatch, rank_count: int) -> None:
+    """Each attempt compiles again, in a process of its own, on as many ranks or on others."""
+    monkeypatch.setattr(compile_time, "compile_seconds_of_process", lambda: 70.0)
+    state = Meters(TwoRanks(other=lambda row: row), 1).state_dict()  # type: ignore[arg-type]
+    monkeypatch.setattr(compile_time, "compile_seconds_of_process", lambda: 13.0)
+    resumed = Meters(TwoRanks(other=lambda row: row), 1)  # type: ignore[arg-type]
+    if rank_count == 1:
+        resumed.load_state_dict(state)
+    else:
+        resumed.load_from_ranks([state] * rank_count)
+    assert resumed.compile_time.seconds == 83.0
 
 
 @pytest.mark.parametrize(("peak_before", "has_mfu"), [(0.0, True), (80.0, True), (312.0, False)])

@@ -143,31 +143,57 @@ def test_stopped_stopwatch_counts_nothing() -> None:
     assert (whole.updates, whole.samples, whole.seconds) == (10, 80, 10)
 
 
-@pytest.mark.parametrize("updates", [1, FIRST_UPDATES, FIRST_UPDATES + 4])
-def test_stopwatch_continues_from_a_checkpoint(updates: int) -> None:
-    """A restored stopwatch counts like an uninterrupted one, and its state is plain JSON."""
-    now = [0.0]
-    whole = Stopwatch(lambda: None, lambda: now[0], energy=lambda: 2 * now[0])
+@pytest.mark.parametrize("updates", [0, 1, FIRST_UPDATES, FIRST_UPDATES + 4])
+@pytest.mark.parametrize("has_lap", [False, True])
+def test_resumed_run_leaves_out_its_own_first_updates(updates: int, has_lap: bool) -> None:
+    """Each attempt compiles and warms up again, so the speed is that of its other updates."""
+    clock = Clock()
 
-    def train(stopwatch: Stopwatch, updates: int) -> None:
-        for number in range(updates):
-            now[0] += 1 + number
-            stopwatch.count(Work(8, 80, 800), 0.25, True)
+    def energy() -> float:
+        return 2 * clock.now
 
+    whole = Stopwatch(lambda: None, clock, energy)
     whole.start()
-    train(whole, updates)
+    for number in range(updates):
+        train(whole, clock, 1, seconds=60 if number < FIRST_UPDATES else 0.5)
+    if has_lap:
+        whole.lap()
     whole.stop()
-    half = Stopwatch(lambda: None, lambda: now[0], energy=lambda: 2 * now[0])
-    half.load_state_dict(json.loads(json.dumps(whole.state_dict())))
-    results = []
-    for stopwatch in (whole, half):
+    resumed = Stopwatch(lambda: None, clock, energy)
+    resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    assert resumed.total == whole.total
+    resumed.start()
+    train(resumed, clock, FIRST_UPDATES, seconds=30)
+    train(resumed, clock, 6, seconds=0.5)
+    lap = resumed.lap()
+    steady = resumed.steady_interval
+    steady_before = max(updates - FIRST_UPDATES, 0)
+    assert steady.updates == 6 + steady_before
+    assert lap.updates == (6 if has_lap else steady.updates)
+    for interval in (lap, steady):
+        assert interval.seconds == pytest.approx(0.5 * interval.updates)
+        assert interval.samples == 16 * interval.updates
+        assert interval.joules == pytest.approx(2 * interval.seconds)
+    assert resumed.useful_seconds == pytest.approx(0.5 * (updates + FIRST_UPDATES + 6))
+    assert resumed.total.updates == updates + FIRST_UPDATES + 6
+    assert not resumed.has_unlogged_updates
+
+
+def test_attempts_of_few_updates_have_a_speed() -> None:
+    """If each attempt ends within its first updates, all of them count."""
+    clock = Clock()
+    state = Stopwatch(lambda: None, clock, energy=lambda: 0.0).state_dict()
+    for _ in range(3):
+        stopwatch = Stopwatch(lambda: None, clock, energy=lambda: 0.0)
+        stopwatch.load_state_dict(state)
         stopwatch.start()
-        train(stopwatch, 5)
-        lap = stopwatch.lap()
-        results.append((lap, stopwatch.steady_interval, stopwatch.total.seconds))
-        assert stopwatch.useful_seconds > 0
-    assert results[0] == results[1]
-    assert results[0][1].joules == 2 * results[0][1].seconds
+        train(stopwatch, clock, FIRST_UPDATES - 1, seconds=2)
+        assert stopwatch.has_unlogged_updates
+        stopwatch.lap()
+        state = stopwatch.state_dict()
+    whole = stopwatch.steady_interval
+    assert whole.updates == 3 * (FIRST_UPDATES - 1)
+    assert whole.seconds == pytest.approx(2 * whole.updates)
 
 
 def test_unknown_peak_gives_no_mfu() -> None:
