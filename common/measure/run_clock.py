@@ -22,7 +22,8 @@ class RunClock:
     """
 
     def __init__(self) -> None:
-        self.began = time.monotonic()  # from the machine's start; no one can set this clock
+        self.attempt_began = time.monotonic()  # from the machine's start; no one can set this clock
+        self.began = self.attempt_began  # of the run: earlier than this attempt after a resume
 
     @property
     def seconds(self) -> float:
@@ -32,13 +33,12 @@ class RunClock:
         return {"seconds": self.seconds, "began": self.began, "boot": boot_id()}
 
     def load_state_dict(self, state: ClockState) -> None:
-        now = time.monotonic()
         boot = boot_id()
         seconds = float(state["seconds"])
         if boot and state["boot"] == boot:
             # The clock went on between the attempts, so the difference includes the time between.
-            seconds = max(seconds, now - float(state["began"]))
-        self.began = now - max(seconds, 0.0)
+            seconds = max(seconds, self.attempt_began - float(state["began"]))
+        self.began = self.attempt_began - max(seconds, 0.0)
 
 
 def boot_id() -> str:

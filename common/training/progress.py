@@ -22,8 +22,8 @@ class Progress:
     """The number of updates that a run has made, and the seconds that it has taken."""
 
     global_step: int = 0  # number of updates made
-    # The time of `perf_counter` when the run began, moved back by the seconds of earlier attempts.
-    began: float = field(default_factory=time.perf_counter)
+    began: float = field(default_factory=time.perf_counter)  # the beginning of this attempt
+    earlier_seconds: float = 0.0  # the time of the attempts before this one
 
     @property
     def seconds(self) -> float:
@@ -31,7 +31,7 @@ class Progress:
 
         The time between attempts does not count; in `RunClock`, which goodput uses, it does.
         """
-        return time.perf_counter() - self.began
+        return self.earlier_seconds + time.perf_counter() - self.began
 
     def advance(self) -> int:
         """Count an update, and return the number of updates made."""
@@ -46,4 +46,4 @@ class Progress:
         if type(state["global_step"]) is not int or state["global_step"] < 0:
             raise MisfitError(f"{state['global_step']!r:.50} is not a number of updates")
         self.global_step = state["global_step"]
-        self.began = time.perf_counter() - state["seconds"]
+        self.earlier_seconds = state["seconds"]
