@@ -9,7 +9,7 @@ from common.training.rates import learning_rates
 
 def position_figures(context: Context, plan: Plan) -> dict[str, float]:
     """Return the figures of the current position: update, epoch, samples, training time."""
-    seconds = context.meters.stopwatch.total.seconds
+    seconds = context.meters.stopwatch.training_seconds
     return plan.position_figures(context.progress.global_step) | {TRAINING_SECONDS: seconds}
 
 

@@ -297,11 +297,12 @@ class Meters:
         self.load.load_state_dict(state["load"])
 
     def load_from_ranks(self, states: Sequence[MetersState]) -> None:
-        """Restore the sums, the clock and the compile time of a run that had other ranks.
+        """Restore the sums and the times of a run that had a different number of ranks.
 
-        Nothing else is restored. The training times, for example, were measured with a different
-        number of ranks, so they would distort the speed of this attempt.
+        The work of its updates is not restored. It was done with a different number of ranks, so it
+        would distort the speed of this attempt.
         """
+        self.stopwatch.load_times(states[0]["stopwatch"])
         # The clocks of all ranks count the time of the same run.
         self.clock.load_state_dict(states[0]["clock"])
         self.compile_time.load_state_dict(states[0]["compile_time"])

@@ -64,12 +64,14 @@ class Reading(NamedTuple):
 
 
 class StopwatchState(TypedDict):
-    """The stopwatch's part of a checkpoint: the fields of its four `Interval`s."""
+    """The stopwatch's part of a checkpoint: its fields, and those of its four `Interval`s."""
 
     first: dict[str, float]
     steady: dict[str, float]
     first_at_last_lap: dict[str, float]
     steady_at_last_lap: dict[str, float]
+    earlier_seconds: float
+    earlier_useful_seconds: float
 
 
 @dataclass
@@ -84,13 +86,17 @@ class Stopwatch:
     synchronize: Callable[[], None]
     clock: Callable[[], float]
     energy: Callable[[], float]  # returns the energy drawn so far, in joules
-    # Both up to the last stop, and over all attempts of the run.
+    # Both up to the last stop, and over all attempts on this number of ranks.
     first: Interval = field(default_factory=Interval)  # the first updates of each attempt
     steady: Interval = field(default_factory=Interval)  # all other updates
     # Copies of both, made at the last lap.
     first_at_last_lap: Interval = field(default_factory=Interval)
     steady_at_last_lap: Interval = field(default_factory=Interval)
     updates_of_attempt: int = 0
+    # Of attempts on other numbers of ranks: the seconds of all updates, and `useful_seconds`. Their
+    # work does not count, because the speed would then be a mixture.
+    earlier_seconds: float = 0.0
+    earlier_useful_seconds: float = 0.0
     reading_at_start: Reading | None = None  # None while the stopwatch is stopped
 
     @property
@@ -102,6 +108,11 @@ class Stopwatch:
     def total(self) -> Interval:
         """The time and work of all updates, up to the last stop."""
         return self.first.plus(self.steady)
+
+    @property
+    def training_seconds(self) -> float:
+        """The time of all updates of the run, up to the last stop."""
+        return self.earlier_seconds + self.total.seconds
 
     @property
     def current(self) -> Interval:
@@ -183,14 +194,8 @@ class Stopwatch:
     @property
     def useful_seconds(self) -> float:
         """The seconds that all updates would have taken without compilation and warming up."""
-        first = self.first_at_last_lap
-        steady = self.steady_at_last_lap
-        if not steady.updates:
-            return first.seconds + steady.seconds
-        # Without warming up, the first updates would have taken as long as the others, but no
-        # longer than they did take.
-        first_seconds = first.updates * steady.seconds / steady.updates
-        return steady.seconds + min(first_seconds, first.seconds)
+        seconds = seconds_without_warming_up(self.first_at_last_lap, self.steady_at_last_lap)
+        return self.earlier_useful_seconds + seconds
 
     def state_dict(self) -> StopwatchState:
         return {
@@ -198,6 +203,8 @@ class Stopwatch:
             "steady": asdict(self.steady),
             "first_at_last_lap": asdict(self.first_at_last_lap),
             "steady_at_last_lap": asdict(self.steady_at_last_lap),
+            "earlier_seconds": self.earlier_seconds,
+            "earlier_useful_seconds": self.earlier_useful_seconds,
         }
 
     def load_state_dict(self, state: StopwatchState) -> None:
@@ -205,6 +212,31 @@ class Stopwatch:
         self.steady = Interval.of_state(state["steady"])
         self.first_at_last_lap = Interval.of_state(state["first_at_last_lap"])
         self.steady_at_last_lap = Interval.of_state(state["steady_at_last_lap"])
+        self.earlier_seconds = state["earlier_seconds"]
+        self.earlier_useful_seconds = state["earlier_useful_seconds"]
+
+    def load_times(self, state: StopwatchState) -> None:
+        """Restore the times alone, from a run that had another number of ranks."""
+        first = Interval.of_state(state["first"])
+        steady = Interval.of_state(state["steady"])
+        self.earlier_seconds = state["earlier_seconds"] + first.seconds + steady.seconds
+        useful_seconds = seconds_without_warming_up(first, steady)
+        self.earlier_useful_seconds = state["earlier_useful_seconds"] + useful_seconds
+
+
+def seconds_without_warming_up(first: Interval, steady: Interval) -> float:
+    """Return the seconds that updates would have taken without compilation and warming up.
+
+    Args:
+        first: the first updates of each attempt.
+        steady: all other updates.
+    """
+    if not steady.updates:
+        return first.seconds + steady.seconds
+    # Without warming up, the first updates would have taken as long as the others, but no longer
+    # than they did take.
+    first_seconds = first.updates * steady.seconds / steady.updates
+    return steady.seconds + min(first_seconds, first.seconds)
 
 
 def throughput(

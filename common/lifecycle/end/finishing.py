@@ -103,7 +103,7 @@ def summarize(
         summary[context.objective.best_key] = context.best.value
     if context.config.compile:
         summary[COMPILE_SECONDS] = context.meters.compile_time.seconds
-    summary[TRAINING_SECONDS] = context.meters.stopwatch.total.seconds
+    summary[TRAINING_SECONDS] = context.meters.stopwatch.training_seconds
     summary[TOTAL_SECONDS] = context.progress.seconds
     return summary
 

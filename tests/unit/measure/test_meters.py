@@ -118,14 +118,15 @@ def test_operations_of_several_passes_count(passes: int) -> None:
     assert meters.flops.per_sample == passes * (forward + backward)
 
 
-def test_resume_on_more_ranks_after_the_last_update_has_its_loss() -> None:
+def test_resume_on_more_ranks_after_the_last_update_has_its_loss_and_time() -> None:
     """The first rank takes the losses of all ranks, so the other ranks have none."""
-    states = []
+    meters_of_ranks = []
     for loss in (1.0, 2.0):
         meters = Meters(TwoRanks(other=lambda row: row), 1)  # type: ignore[arg-type]
         meters.stopwatch.start()
         meters.count(torch.tensor(loss), {}, Work(8), 0.0, True)
-        states.append(meters.state_dict())
+        meters.stopwatch.stop()
+        meters_of_ranks.append(meters)
 
     def without_loss(row: torch.Tensor) -> torch.Tensor:
         cpu_times = len([*resumed.load.times().values()])
@@ -133,8 +134,9 @@ def test_resume_on_more_ranks_after_the_last_update_has_its_loss() -> None:
         return row
 
     resumed = Meters(TwoRanks(other=without_loss), 1)  # type: ignore[arg-type]
-    resumed.load_from_ranks(states)
+    resumed.load_from_ranks([meters.state_dict() for meters in meters_of_ranks])
     assert resumed.whole_run_figures()["train/loss"] == 1.5
+    assert resumed.stopwatch.training_seconds == meters_of_ranks[0].stopwatch.training_seconds > 0
 
 
 @pytest.mark.parametrize("rank_count", [1, 2])

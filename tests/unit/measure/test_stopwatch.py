@@ -196,6 +196,28 @@ def test_attempts_of_few_updates_have_a_speed() -> None:
     assert whole.seconds == pytest.approx(2 * whole.updates)
 
 
+def test_resume_on_other_ranks_keeps_the_times_alone() -> None:
+    """The time of training and goodput go on, and the speed is that of the new ranks."""
+    clock = Clock()
+    state = Stopwatch(lambda: None, clock, energy=lambda: 0.0).state_dict()
+    for _ in range(3):
+        stopwatch = Stopwatch(lambda: None, clock, energy=lambda: 0.0)
+        stopwatch.load_times(json.loads(json.dumps(state)))
+        stopwatch.start()
+        train(stopwatch, clock, FIRST_UPDATES, seconds=30)
+        train(stopwatch, clock, 10, seconds=0.5)
+        lap = stopwatch.lap()
+        state = stopwatch.state_dict()
+    assert (lap.updates, lap.seconds) == (10, pytest.approx(5))
+    assert stopwatch.steady_interval == lap
+    assert stopwatch.training_seconds == pytest.approx(3 * (30 * FIRST_UPDATES + 5))
+    assert stopwatch.useful_seconds == pytest.approx(3 * 0.5 * (FIRST_UPDATES + 10))
+    same_ranks = Stopwatch(lambda: None, clock, energy=lambda: 0.0)
+    same_ranks.load_state_dict(state)
+    assert same_ranks.training_seconds == stopwatch.training_seconds
+    assert same_ranks.useful_seconds == stopwatch.useful_seconds
+
+
 def test_unknown_peak_gives_no_mfu() -> None:
     """Operations a second are still reported."""
     rows = torch.tensor([[*vars(Interval(seconds=2.0, updates=4, samples=8)).values()]])
