@@ -86,11 +86,11 @@ def compare(
 def worst_of_best(runs: Sequence[RunRecord], objective: Objective) -> float | None:
     """Return the worst of the runs' best values, which is a target that each run has reached.
 
-    Runs with a different objective do not count, and neither do runs that have not evaluated yet.
-    The result is None if fewer than two runs have the objective, because there is nothing to
-    compare then, or if none of them has evaluated.
+    Runs with a different objective do not count, and neither do runs that only evaluate a model, or
+    that have not evaluated yet. The result is None if fewer than two runs train by the objective,
+    because there is nothing to compare then, or if none of them has evaluated.
     """
-    runs_with_objective = [run for run in runs if run.objective == objective]
+    runs_with_objective = [run for run in runs if run.objective == objective and run.is_trained]
     if len(runs_with_objective) < 2:
         return None
     best_values = [objective.best(run.values(run.objective_key)) for run in runs_with_objective]

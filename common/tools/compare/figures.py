@@ -59,7 +59,7 @@ class RunFigures:
     best: float | None  # the objective's best value in evaluations during training
     best_split: Split  # the split of evaluations during training
     best_standard_error: float | None  # of `best`
-    reached_target: bool | None  # None without a target, or before the first evaluation
+    reached_target: bool | None  # None without a target, or without an evaluation in training
     steps_to_target: float | None  # the update that first reached the target
     seconds_to_target: float | None  # the training time until that update
     # These three compare the run with the baseline; `with_ratios` computes them.
@@ -98,7 +98,7 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
     Args:
         run: the run, finished or not.
         target: a value of the run's objective. None if there is no target, or if the target is a
-            value of a different objective.
+            value of a different objective. A run with `--evaluate-only` reaches no target.
     """
     best_split, final_split = run.splits
     final = final_metrics(run)
@@ -109,6 +109,8 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
     memory_kind, peak = peak_memory(run)
     metrics = {name: figure_of_run(run, name) for name in FIGURES}
     metrics[PEAK] = peak  # runs log no metric of this name
+    if not run.is_trained:  # its model may have reached the target in another run
+        target = None
     can_reach_target = target is not None and bool(run.values(run.objective_key))
     row_at_target = first_row_at_target(run, target)
     return RunFigures(
@@ -137,7 +139,7 @@ def status_text(run: RunRecord) -> str:
     """Return a run's status, and how far an unfinished run came."""
     if run.status == "finished":
         return run.status
-    return f"{run.status} at step {run.global_step:,} of {run.saved_config.plan.total_steps}"
+    return f"{run.status} at step {run.global_step:,} of {run.saved_config.plan.total_steps:,}"
 
 
 def mfu_kind(run: RunRecord) -> str:

@@ -53,7 +53,7 @@ def group_cells(comparison: Comparison, *, relative: bool = True) -> list[list[s
 def cells_of_run_counts(comparison: Comparison) -> list[str]:
     """Return how many runs of each group finished, and how many were left out: ``3 (1 left out)``.
 
-    Runs that are unfinished, or that were passed twice, are left out.
+    Unfinished runs are left out, and so are copies of a run.
     """
     cells = []
     for group in comparison.groups:

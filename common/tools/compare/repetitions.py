@@ -13,17 +13,17 @@ Values = Sequence[float | None]  # a figure of all runs of a comparison; None if
 
 
 def finished_indices(comparison: Comparison, group: RunGroup) -> list[int]:
-    """Return the indices of a group's finished runs. A run that was passed twice counts once.
+    """Return the indices of a group's finished runs. A run counts once, whatever its copies.
 
     An unfinished run has trained for less time, so its figures are not those of the group.
     """
     indices: list[int] = []
-    sources: set[str] = set()
+    identities: set[str] = set()
     for index in group.run_indices:
         run = comparison.runs[index]
-        if run.status == "finished" and run.source not in sources:
+        if run.status == "finished" and run.identity not in identities:
             indices.append(index)
-            sources.add(run.source)
+            identities.add(run.identity)
     return indices
 
 

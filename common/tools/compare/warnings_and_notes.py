@@ -87,19 +87,31 @@ def load_warnings(comparison: Comparison) -> list[str]:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Return sentences about confidence intervals, unfinished runs, MFUs, and the target."""
+    """Return sentences about intervals, unfinished runs, MFUs, copies of runs, and the target."""
     lines = []
     correction = correction_note(verdicts_of(comparison))
     if correction is not None:
         lines.append(correction)
     for run, figures in zip(comparison.runs, comparison.figures, strict=True):
         lines += notes_on_run(run, figures)
+    lines += notes_on_copies(comparison.runs)
     # The default target is the best value of the worst run, so that every run has reached it.
     if comparison.target is not None and not comparison.target_is_given:
         lines.append(
             f"the target, {target_text(comparison)}, is the worst of the runs' best values; "
             "recipes compare takes another with --target"
         )
+    return lines
+
+
+def notes_on_copies(runs: Sequence[RunRecord]) -> list[str]:
+    """Return a sentence on each run that is a copy of a run before it."""
+    names: dict[str, str] = {}  # of the first run with an identity
+    lines = []
+    for run in runs:
+        original = names.setdefault(run.identity, run.name)
+        if original != run.name:
+            lines.append(f"{run.name} and {original} are one run: groups count it once")
     return lines
 
 

@@ -31,9 +31,19 @@ class RunRecord:
     status_step: int = 0  # the update in `status.json`; 0 for a run at W&B, which stores none
 
     @property
+    def identity(self) -> str:
+        """What copies of the run share: its random id, or its source if it has no id."""
+        return self.saved_config.run_id or self.source
+
+    @property
     def flags(self) -> Flags:
         """The flags by name, with the value that the run chose instead of ``auto``."""
         return self.saved_config.flags
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the run trains; with `--evaluate-only`, it only evaluates a given model."""
+        return not self.flags.get("evaluate_only")
 
     @property
     def splits(self) -> tuple[Split, Split]:

@@ -347,6 +347,20 @@ def test_run_without_evaluation_sets_no_target(tmp_path: Path) -> None:
     assert shown["time to accuracy 0.9000"] == ["8.0 s (step 40)", "–"]
 
 
+def test_run_that_only_evaluates_takes_no_time_to_a_target(tmp_path: Path) -> None:
+    """Another run has trained its model, so it neither sets a target nor reaches one."""
+    trained = [write_run(tmp_path / name) for name in ("first", "second")]
+    changes = {"config.evaluate_only": True, "config.init_from": trained[0]}
+    only_row = {"progress/global_step": 0, "time/train_seconds": 0.0, "val/accuracy": 0.6}
+    evaluated = write_run(tmp_path / "evaluated", changes, [only_row])
+    comparison = compare(read_runs([*trained, evaluated]))
+    assert comparison.target == 0.9
+    assert [figures.reached_target for figures in comparison.figures] == [True, True, None]
+    assert compare(read_runs([trained[0], evaluated])).target is None
+    given = compare(read_runs([trained[0], evaluated]), target=0.5).figures[1]
+    assert (given.reached_target, given.seconds_to_target) == (None, None)
+
+
 def test_run_without_metrics_is_shown(tmp_path: Path) -> None:
     """A run that was killed before it logged anything has empty cells."""
     first = write_run(tmp_path / "first")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,20 @@ def test_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
     sources = write_seeds(tmp_path, LOW[:2])
     cells = {label: values for label, *values in group_cells(compared(sources, sources))}
     assert cells["runs"] == ["2 (2 left out)"]
+
+
+def test_copy_of_a_run_counts_once(tmp_path: Path) -> None:
+    """A folder that was copied, linked or published is no further measurement."""
+    sources = write_seeds(tmp_path, LOW[:2], {"run_id": "0123456789abcdef"})
+    sources[1] = write_seeds(tmp_path / "other", LOW[:1], first_seed=7)[0]
+    copies = [str(tmp_path / "copy"), str(tmp_path / "link")]
+    shutil.copytree(sources[0], copies[0])
+    Path(copies[1]).symlink_to(sources[0])
+    comparison = compared(sources, copies)
+    cells = {label: values for label, *values in group_cells(comparison)}
+    assert cells["runs"] == ["2 (2 left out)"]
+    assert cells["seeds"] == ["0 7"]
+    assert "copy and seed-0 are one run: groups count it once" in notes(comparison)
 
 
 # Verdicts on the objective
