@@ -5,6 +5,11 @@ from typing import Literal, NamedTuple
 from common.errors import Preempted, UserError
 from common.failures.disk_errors import is_disk_error
 from common.failures.error_causes import is_lost_process, lost_process_in_words
+from common.system.wording import without_middle
+
+# Characters of an error in the reason. The error of a compiler repeats all that it has printed,
+# and names the cause at its end.
+MAX_REASON = 2000
 
 # The status that a run writes to `status.json`.
 RunStatus = Literal["running", "finished", "preempted", "failed"]
@@ -33,4 +38,4 @@ def outcome_of(error: BaseException, rank: int | None = None) -> Outcome:
     is_resumable = is_disk_error(error) or is_lost_process(error)
     prefix = "" if rank is None else f"rank {rank}: "
     text = lost_process_in_words(error) or f"{type(error).__name__}: {error}"
-    return Outcome("failed", is_resumable, f"{prefix}{text}")
+    return Outcome("failed", is_resumable, f"{prefix}{without_middle(text, MAX_REASON)}")

@@ -11,6 +11,14 @@ def shortened(text: str, most_characters: int) -> str:
     return text if len(text) <= most_characters else f"{text[:most_characters]}…"
 
 
+def without_middle(text: str, most_characters: int) -> str:
+    """Return a text, with an ellipsis instead of its middle if it has more characters."""
+    if len(text) <= most_characters:
+        return text
+    half = most_characters // 2
+    return f"{text[:half]} … {text[-half:]}"
+
+
 def listed(items: Sequence[str]) -> str:
     """Return items as a phrase for a message: the first few, cut if long, and how many more."""
     shown = [shortened(text, MAX_ITEM_LENGTH) for text in items[:MAX_ITEMS]]

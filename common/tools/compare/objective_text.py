@@ -124,7 +124,10 @@ def gain_text(objective: Objective, gain: float, form: str) -> str:
     """Return a gain such as "0.40 points better", or "0.40 points worse" for a negative gain."""
     _, unit = scale_of(objective)
     direction = "worse" if gain < 0 else "better"
-    return f"{abs(gain):{form}}{unit} {direction}"
+    size = f"{abs(gain):{form}}"
+    if size == "1":
+        unit = unit.replace(" points", " point")
+    return f"{size}{unit} {direction}"
 
 
 def scale_of(objective: Objective) -> tuple[float, str]:

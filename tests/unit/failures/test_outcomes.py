@@ -21,3 +21,16 @@ def test_request_to_stop_is_no_failure() -> None:
     error = Preempted("stopped after update 3", is_by_ctrl_c=False)
     assert outcome_of(error, rank=1) == Outcome("preempted", True, "stopped after update 3")
     assert error.code == 75
+
+
+def test_reason_leaves_out_the_middle_of_a_compilers_output() -> None:
+    """A compiler prints thousands of warnings, and the error that matters last."""
+    output = "\n".join(
+        ["C++ compile error", *["warning: unused"] * 9000, "No space left on device"]
+    )
+    reason = outcome_of(RuntimeError(output), rank=0).reason
+    assert reason is not None
+    assert len(reason) < 2100
+    assert reason.startswith("rank 0: RuntimeError: C++ compile error")
+    assert reason.endswith("No space left on device")
+    assert outcome_of(RuntimeError("short"), rank=0).reason == "rank 0: RuntimeError: short"

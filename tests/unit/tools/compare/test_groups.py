@@ -343,7 +343,7 @@ def test_equal_seeds_give_no_interval(tmp_path: Path) -> None:
     other = write_seeds(tmp_path / "b", (0.91, 0.91), {"config.dropout": 0.1})
     same = write_seeds(tmp_path / "c", (0.9, 0.9), {"config.dropout": 0.2})
     texts = [verdict.text for verdict in verdicts_of(compared(first, other, same))]
-    assert texts[0].startswith("1 points better; there is no interval")
+    assert texts[0].startswith("1 point better; there is no interval")
     assert texts[2] == "equal in all runs"
 
 
