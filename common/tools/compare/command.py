@@ -13,11 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from common.flags import check_number
 from common.tools.parser import tool_parser
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Compare the runs that the command line names."""
+    """Compare the runs that the command line names.
+
+    Raises:
+        UserError: the target is not finite, a run can't be read, or a file can't be written.
+    """
     parser = tool_parser("compare", __doc__, "%(prog)s RUN [RUN ...] [options]")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the baseline first")
     parser.add_argument(
@@ -41,6 +46,7 @@ def main(words: Sequence[str] | None = None) -> None:
     # The import is here, because --help should not wait for pydantic.
     from common.tools.compare.output_formats import Options, write_comparison
 
+    check_number("target", arguments.target, least=None)
     chosen_format: Literal["text", "markdown", "json"] = "text"
     if arguments.json:
         chosen_format = "json"

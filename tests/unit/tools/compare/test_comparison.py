@@ -77,6 +77,13 @@ def test_default_target_is_reached_by_all_runs(tmp_path: Path) -> None:
 LESS = {"objective": "rmse:min"}
 
 
+@pytest.mark.parametrize("target", ["nan", "inf", "-1e999"])
+def test_target_that_no_value_can_reach_is_refused(target: str, tmp_path: Path) -> None:
+    """Each run would be said to have missed it."""
+    with pytest.raises(UserError, match=r"--target \S+ is out of range: pass a finite number"):
+        main([write_run(tmp_path / "run"), f"--target={target}"])
+
+
 def test_minimised_objective_is_compared(tmp_path: Path) -> None:
     """Best value, target and time to target follow the direction, below zero too."""
     first_rows = rows([3.0, 0.5, 0.0], metric="rmse")
