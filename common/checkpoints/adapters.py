@@ -25,7 +25,7 @@ from common.system.devices import generator_state, has_generator, set_generator_
 State = dict[str, Any]
 Part = TypeVar("Part")
 # The action if a checkpoint does not fit the model or optimizer.
-MODEL_ADVICE = "resume with the recipe and flags that wrote the checkpoint, or start a new run"
+MODEL_ADVICE = "resume with the code and flags that wrote the checkpoint, or start a new run"
 # The options of an optimizer that choose its kernels.
 KERNELS = ("fused", "foreach")
 

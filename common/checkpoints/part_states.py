@@ -76,7 +76,10 @@ def restoring(path: Path, name: str) -> AbstractContextManager[None]:
         path: the checkpoint, for the message.
         name: the part's name, or other words for the state that is restored.
     """
-    problem = f"{path} was written by another model or recipe, because its {name} does not fit"
+    problem = (
+        f"{path} was written by another model, recipe or version of this library, because its "
+        f"{name} does not fit"
+    )
     return as_user_error(Exception, problem, MODEL_ADVICE, most_characters=150)
 
 

@@ -747,17 +747,17 @@ def optimizer_of(*sizes: int) -> torch.optim.Optimizer:
         (
             {"net": with_buffer(2)},
             {"net": with_buffer(3)},
-            "model or recipe, because its net does not fit",
+            "model, recipe or version of this library, because its net does not fit",
         ),
         (
             {"net": with_buffer(2)},
             {"net": with_buffer(2, "other")},
-            "model or recipe, because its net does not fit",
+            "model, recipe or version of this library, because its net does not fit",
         ),
         (
             {"opt": optimizer_of(1, 1)},
             {"opt": optimizer_of(1)},
-            "model or recipe, because its opt does not fit",
+            "model, recipe or version of this library, because its opt does not fit",
         ),
         (
             {"net": nn.Linear(1, 1)},
