@@ -32,9 +32,7 @@ class TrainingWatch:
 
     def __init__(self, guard: GradientGuard) -> None:
         self.guard = guard
-        self.step_before_loop: int | None = (
-            None  # the update from which the loop of this process began
-        )
+        self.step_before_loop: int | None = None  # the update that this process began after
         self.sums_before_loop: list[int] = []  # checksums of the weights before the loop
         self.has_trained = False  # whether an optimizer has made a step that had gradients
         # The number of steps of each scheduler of `run.plan.schedule` before the loop.
@@ -97,7 +95,7 @@ class TrainingWatch:
         Raises:
             UserError: each call that clips gradients has come before there were any.
         """
-        clipped_networks = [*self.guard.parameters]
+        clipped_networks = [*self.guard.networks]
         if clipped_networks and not self.guard.has_seen_gradients:
             raise no_gradient_error(clipped_networks)
         warn_of_added_gradients(self.added_gradients.end())

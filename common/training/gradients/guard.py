@@ -5,6 +5,7 @@ The norms of the gradients, and those of `--log-gradients`, are measured here, t
 
 import math
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict, cast
 from weakref import WeakKeyDictionary
 
@@ -32,6 +33,7 @@ from common.training.gradients.skipped_steps import (
     remove_mark,
     skips_on_device,
 )
+from common.training.gradients.skipped_updates import SkippedUpdates
 from common.training.gradients.unfreezing import UnfreezingWatch
 
 if TYPE_CHECKING:  # the import takes a second
@@ -39,10 +41,6 @@ if TYPE_CHECKING:  # the import takes a second
 
 # A healthy fp16 run skips a few updates while its loss scale settles, never so many in a row.
 MAX_SKIPS_IN_A_ROW = 25
-# The guard reads its norms once this many are unread, even if no log line is due. Each update adds
-# one norm for each network. The number must be well below 166, because 166 overflows in a row halve
-# the loss scale to 0.
-MAX_UNREAD_NORMS = 100
 
 
 class GuardState(TypedDict):
@@ -51,6 +49,16 @@ class GuardState(TypedDict):
     grad_norm: float
     skipped: int
     skipped_in_a_row: list[int]
+
+
+@dataclass
+class ClippedNetwork:
+    """What the guard knows about a network. Finding it out would cost as much as clipping."""
+
+    number: int  # from 0, in the order in which the networks were first clipped
+    parameters: list[nn.Parameter]
+    # The lists that `optimizers_of` returned, by the `id` of the optimizer that the recipe passed.
+    optimizers: dict[int, list[Optimizer]]
 
 
 class GradientGuard:
@@ -79,20 +87,9 @@ class GradientGuard:
         self.parameter_norms: dict[str, torch.Tensor] = {}
         # On a CPU, reading the norm costs nothing and mostly saves the multiplication.
         self.reads_norm = accelerator.device.type == "cpu" and not self.is_fp16
-        self.skipped = 0
-        self.skipped_in_a_row: list[int] = []  # for each network, by its number
-        self.network_numbers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-        # The norm of each network that was clipped in this update, by its number.
-        self.norms_of_update: dict[int, torch.Tensor] = {}
-        # Norms of earlier updates that nobody has read yet, each with the number of its network.
-        self.unread_norms: list[tuple[int, torch.Tensor]] = []
-        # A network's parameters are listed only once, because that costs as much as clipping.
-        self.parameters: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
+        self.skipped_updates = SkippedUpdates()
+        self.networks: WeakKeyDictionary[nn.Module, ClippedNetwork] = WeakKeyDictionary()
         self.has_seen_gradients = False  # whether any network had gradients at a call of `clip`
-        # For each network, the lists that `optimizers_of` returned, by the `id` of the optimizer
-        # that the recipe passed. Making a list costs as much as clipping, so it is kept.
-        self.optimizers: WeakKeyDictionary[nn.Module, dict[int, list[Optimizer]]]
-        self.optimizers = WeakKeyDictionary()
         # This rank's losses of the micro-batches of update 1, read only for an error message.
         self.first_losses: list[torch.Tensor | float] = []
         self.unfreezing = UnfreezingWatch(accelerator)
@@ -110,40 +107,37 @@ class GradientGuard:
             UserError: a parameter was unfrozen, and no optimizer updates it; or in fp16, an
                 optimizer of the network has made its step since the backward pass.
         """
-        parameters = self.parameters.get(model)
-        if parameters is None:
-            parameters = self.parameters[model] = [*model.parameters()]
-            self.number_network(model)
-        optimizers = self.optimizers_of(model, optimizer)
+        network = self.networks.get(model) or self.add_network(model)
+        optimizers = self.optimizers_of(network, optimizer)
         self.unscale(optimizers)
         trained: list[nn.Parameter] = []
         gradients: list[torch.Tensor] = []
-        for parameter in parameters:
+        for parameter in network.parameters:
             gradient = parameter.grad
             if gradient is not None:
                 trained.append(parameter)
                 gradients.append(gradient)
         self.has_seen_gradients |= bool(gradients)
-        self.unfreezing.check(model, optimizer, parameters, trained)
+        self.unfreezing.check(model, optimizer, network.parameters, trained)
         # If gradients are sharded, each rank knows only the norm of its own shards.
         norm = norm_over_ranks(nn.utils.get_total_norm(gradients, foreach=True))
-        is_first_call = self.note_norm(self.network_numbers[model], norm)
+        is_first_call = self.skipped_updates.note_norm(network.number, norm)
         # The log has the norm of the network that was clipped first, which stands first here.
-        if is_first_call and model is next(iter(self.parameters)):
+        if is_first_call and model is next(iter(self.networks)):
             self.remember_norms(model, gradients, norm)
         if self.reads_norm or not all(map(skips_on_device, optimizers)):
             self.clip_after_reading(optimizers, gradients, norm)
         else:
             self.clip_on_device(optimizers, gradients, norm)
 
-    def number_network(self, model: nn.Module) -> None:
-        """Give a network the next number, by which its skipped updates in a row are counted."""
-        self.network_numbers[model] = len(self.network_numbers)
-        # A checkpoint may have the count of this network already.
-        if len(self.skipped_in_a_row) < len(self.network_numbers):
-            self.skipped_in_a_row.append(0)
+    def add_network(self, model: nn.Module) -> ClippedNetwork:
+        """Number a network that is clipped for the first time, and list its parameters."""
+        network = ClippedNetwork(len(self.networks), [*model.parameters()], optimizers={})
+        self.networks[model] = network
+        self.skipped_updates.add_network(network.number)
+        return network
 
-    def optimizers_of(self, model: nn.Module, optimizer: Optimizer) -> list[Optimizer]:
+    def optimizers_of(self, network: ClippedNetwork, optimizer: Optimizer) -> list[Optimizer]:
         """Return `optimizer` and the others that update a network with it, all without wrappers.
 
         An optimizer that shares parameters with an earlier one in the list is left out: it makes
@@ -153,18 +147,17 @@ class GradientGuard:
             optimizer: the one that the recipe names. The Accelerator may not have prepared it.
         """
         bare = bare_optimizer(optimizer)
-        known_lists = self.optimizers.setdefault(model, {})
-        if id(bare) in known_lists:
-            return known_lists[id(bare)]
+        if id(bare) in network.optimizers:
+            return network.optimizers[id(bare)]
         optimizers = [bare]
         taken_ids = set(map(id, parameters_of(bare)))
-        model_ids = set(map(id, self.parameters[model]))
+        network_ids = set(map(id, network.parameters))
         for prepared_optimizer in map(bare_optimizer, self.accelerator._optimizers):
             ids = set(map(id, parameters_of(prepared_optimizer)))
-            if ids & model_ids and not ids & taken_ids:
+            if ids & network_ids and not ids & taken_ids:
                 optimizers.append(prepared_optimizer)
                 taken_ids |= ids
-        known_lists[id(bare)] = optimizers
+        network.optimizers[id(bare)] = optimizers
         return optimizers
 
     def unscale(self, optimizers: list[Optimizer]) -> None:
@@ -177,26 +170,12 @@ class GradientGuard:
         if self.is_fp16 and len(optimizers) > 1:
             self.accelerator.scaler.skip_together(optimizers)
 
-    def note_norm(self, number: int, norm: torch.Tensor) -> bool:
-        """Keep the norm of a network; return whether this is its first one in this update.
-
-        If one of several norms is not finite, the one that is kept is not finite either.
-        """
-        earlier = self.norms_of_update.get(number)
-        self.norms_of_update[number] = norm if earlier is None else torch.maximum(earlier, norm)
-        return earlier is None
-
-    def close_norms_of_update(self) -> None:
-        """Move the norms of the update to the unread ones."""
-        self.unread_norms.extend(self.norms_of_update.items())
-        self.norms_of_update.clear()
-
     def end_update(self) -> None:
         """End an update: the next norm of a network belongs to the next update.
 
         In fp16, gradients that were unscaled but not used by a step are scaled again.
         """
-        self.close_norms_of_update()
+        self.skipped_updates.end_update()
         if self.is_fp16:
             self.accelerator.scaler.scale_waiting_gradients()
 
@@ -268,31 +247,12 @@ class GradientGuard:
     @property
     def has_clipped(self) -> bool:
         """Whether the loop calls `clip`, or did so before a resume; only then are norms known."""
-        return bool(self.skipped_in_a_row)
+        return bool(self.skipped_updates.in_a_row)
 
     @property
     def is_due(self) -> bool:
         """Whether `check` should be called even though no log line is due."""
-        return len(self.unread_norms) >= MAX_UNREAD_NORMS
-
-    def count_skipped(self) -> None:
-        """Read the norms that are still on the device, and count the skipped updates among them.
-
-        Each network has its own count of updates in a row. One network of several may overflow in
-        each update while the others are healthy.
-        """
-        self.close_norms_of_update()
-        if not self.unread_norms:
-            return
-        numbers = [number for number, _ in self.unread_norms]
-        norms = torch.stack([norm for _, norm in self.unread_norms]).tolist()
-        self.unread_norms.clear()
-        for number, norm in zip(numbers, norms, strict=True):
-            if math.isfinite(norm):
-                self.skipped_in_a_row[number] = 0
-            else:
-                self.skipped += 1
-                self.skipped_in_a_row[number] += 1
+        return self.skipped_updates.is_count_due
 
     def note_first_loss(self, loss: torch.Tensor | float) -> None:
         """Keep the loss of a micro-batch of update 1."""
@@ -310,7 +270,7 @@ class GradientGuard:
         is_first = global_step == 1
         if self.is_a_first_loss_bad() or (is_first and math.isnan(loss)):
             culprit = "the loss"
-        elif is_first and self.skipped:
+        elif is_first and self.skipped_updates.total:
             culprit = "a gradient"
         else:
             return None
@@ -343,11 +303,11 @@ class GradientGuard:
             TrainingError: an update was skipped, or the loss is NaN. In fp16, whose loss scale has
                 to settle, only many skipped updates in a row are an error.
         """
-        self.count_skipped()
-        if not self.is_fp16 and (self.skipped or math.isnan(loss)):
+        self.skipped_updates.count()
+        if not self.is_fp16 and (self.skipped_updates.total or math.isnan(loss)):
             error_of_first_update = self.error_of_first_update(global_step, loss)
             raise error_of_first_update or self.error_of_update(global_step)
-        most_in_a_row = max(self.skipped_in_a_row, default=0)
+        most_in_a_row = max(self.skipped_updates.in_a_row, default=0)
         if most_in_a_row >= MAX_SKIPS_IN_A_ROW:
             raise overflow_error(global_step, most_in_a_row)
 
@@ -358,7 +318,10 @@ class GradientGuard:
         """
         metrics: dict[str, float] = {}
         if self.has_clipped:
-            metrics = {GRADIENT_NORM: float(self.grad_norm), SKIPPED_UPDATES: self.skipped}
+            metrics = {
+                GRADIENT_NORM: float(self.grad_norm),
+                SKIPPED_UPDATES: self.skipped_updates.total,
+            }
         if self.is_fp16:
             metrics[LOSS_SCALE] = self.accelerator.scaler.get_scale()
         return metrics | self.layer_norms()
@@ -378,17 +341,17 @@ class GradientGuard:
         return {metric: math.sqrt(total) for metric, total in sums_of_squares.items()}
 
     def state_dict(self) -> GuardState:
-        self.count_skipped()
+        self.skipped_updates.count()
         return {
             "grad_norm": float(self.grad_norm),
-            "skipped": self.skipped,
-            "skipped_in_a_row": [*self.skipped_in_a_row],
+            "skipped": self.skipped_updates.total,
+            "skipped_in_a_row": [*self.skipped_updates.in_a_row],
         }
 
     def load_state_dict(self, state: GuardState) -> None:
         self.grad_norm = torch.tensor(state["grad_norm"], device=self.accelerator.device)
-        self.skipped = state["skipped"]
-        self.skipped_in_a_row = [*state["skipped_in_a_row"]]
+        self.skipped_updates.total = state["skipped"]
+        self.skipped_updates.in_a_row = [*state["skipped_in_a_row"]]
 
 
 def norm_over_ranks(norm: torch.Tensor) -> torch.Tensor:

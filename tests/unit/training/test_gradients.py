@@ -42,7 +42,7 @@ def test_update_with_a_non_finite_gradient_is_not_applied(value: float) -> None:
     kept = parameter.detach().clone()
     assert not torch.equal(kept, torch.ones(4))
     guard.check(1, 0.5)
-    assert guard.skipped == 0
+    assert guard.skipped_updates.total == 0
     parameter.grad = torch.tensor([1.0, value, 1.0, 1.0])
     guard.clip(model, optimizer)  # type: ignore[arg-type]
     optimizer.optimizer.step()
@@ -320,8 +320,8 @@ def test_all_optimizers_of_a_network_skip_a_non_finite_update(
     step(setup, 0, 1)
     for weight in setup.model.parameters():
         torch.testing.assert_close(weight.detach(), torch.full((4,), -0.25))
-    setup.guard.count_skipped()
-    assert setup.guard.skipped == 1
+    setup.guard.skipped_updates.count()
+    assert setup.guard.skipped_updates.total == 1
     if scale is not None:
         assert setup.scaler.get_scale() == scale, "halved, then doubled"
 
@@ -516,7 +516,7 @@ def test_network_that_overflows_in_each_update_ends_the_run(
             guard.load_state_dict(state)
     with pytest.raises(TrainingError, match=f"{MAX_SKIPS_IN_A_ROW} fp16 updates in a row"):
         guard.check(MAX_SKIPS_IN_A_ROW, 0.5)
-    assert guard.skipped == MAX_SKIPS_IN_A_ROW
+    assert guard.skipped_updates.total == MAX_SKIPS_IN_A_ROW
 
 
 @pytest.mark.parametrize("is_optimized", [True, False])
