@@ -9,7 +9,7 @@ from common.system.devices import (
     current_stream,
     has_pinned_memory,
     has_streams,
-    memory_room,
+    memory_info,
     new_stream,
     use,
 )
@@ -105,8 +105,8 @@ class HostCopies:
             return {name: copied(tensors) for name, tensors in files.items()}, lambda: None
         sources = with_each_tensor(files, torch.detach)  # a new dict, because `fetch` empties it
         size = sum(value.nbytes for tensors in files.values() for value in tensors.values())
-        room = memory_room(self.device)
-        has_room = room is not None and size < room.free
+        memory = memory_info(self.device)
+        has_room = memory is not None and size < memory.free
         if has_room:
             sources = with_each_tensor(sources, torch.clone)
         sources_ready = current_stream(self.device).record_event()

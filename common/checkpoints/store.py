@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from common.checkpoints.shards import Rows
 
 # Seconds to wait for the files of other ranks once this rank has failed.
-LAST_PATIENCE = 5.0
+TIMEOUT_AFTER_ERROR = 5.0
 POLL_SECONDS = 0.01  # seconds between two checks for the files of other ranks
 
 
@@ -72,7 +72,7 @@ class Checkpoints:
     rank: int
     world_size: int
     checkpoints_to_keep: int  # the number of the newest checkpoints that stay
-    patience: float  # seconds to wait for the files of other ranks
+    timeout: float  # seconds to wait for the files of other ranks
     device: torch.device  # the device that holds the state to save
     run_id: str  # the run that these checkpoints belong to
     # Raises a `UserError` if the run's directory no longer belongs to this run.
@@ -184,12 +184,12 @@ class Checkpoints:
             raise self.lost_process
 
     def shorten_wait(self) -> None:
-        """Wait only `LAST_PATIENCE` seconds for the files of other ranks from now on.
+        """Wait only `TIMEOUT_AFTER_ERROR` seconds for the files of other ranks from now on.
 
         Call it after an error on this rank, because other ranks may have ended without writing
         their files.
         """
-        self.patience = min(self.patience, LAST_PATIENCE)
+        self.timeout = min(self.timeout, TIMEOUT_AFTER_ERROR)
 
     def write_or_note_failure(
         self,
@@ -280,7 +280,7 @@ class Checkpoints:
 
         Raises:
             OtherRankError: a rank could not write its files.
-            LostProcessError: a file did not appear within `patience`.
+            LostProcessError: a file did not appear within `timeout`.
         """
         began = time.monotonic()
         while True:
@@ -290,10 +290,10 @@ class Checkpoints:
             for rank in range(self.world_size):
                 if (unfinished / f"failed-{rank}").exists():
                     raise OtherRankError(f"rank {rank} could not write its part")
-            if time.monotonic() > began + self.patience:
+            if time.monotonic() > began + self.timeout:
                 raise LostProcessError(
                     f"rank {missing_ranks[0]} timed out, because it did not write its part of "
-                    f"{unfinished.name} within {self.patience:.0f} s"
+                    f"{unfinished.name} within {self.timeout:.0f} s"
                 )
             time.sleep(POLL_SECONDS)
 

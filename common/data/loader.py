@@ -13,9 +13,9 @@ from torch.utils import _pytree as tree
 from common.data.iterable import IterableSamples
 from common.data.order import EvaluationOrder, TrainingOrder, rehearsal_batches
 from common.data.samples import Batch, BatchesWithWork, Samples
-from common.data.workers.pool import PATIENCE, MicroBatches, Workers
+from common.data.workers.pool import BATCH_TIMEOUT, MicroBatches, Workers
 from common.errors import UserError
-from common.system.devices import is_accelerator, memory_room
+from common.system.devices import is_accelerator, memory_info
 from common.system.processor import cores_per_process
 
 # Images are gathered this many bytes at a time, and then cut into micro-batches. A few large
@@ -84,21 +84,22 @@ class Loader:
         num_workers: int | None = None,
         *,
         seed: int = 0,
-        room: float | None = None,
-        patience: float = PATIENCE,
+        memory_budget: float | None = None,
+        timeout: float = BATCH_TIMEOUT,
         signals: RunSignals = NO_SIGNALS,
     ) -> None:
         """Choose where batches are made. If that is on the device, place the samples there.
 
         Args:
             placement: "device" makes batches from samples in the device's memory; "workers" makes
-                them in worker processes. "auto" chooses "device" if the samples fit into `room`.
+                them in worker processes. "auto" chooses "device" if the samples fit into
+                `memory_budget`.
             num_workers: worker processes; with 0, this process makes the batches. By default, it
                 follows from the number of cores.
             seed: the seed of the run, for augmentation; `samples` gets it.
-            room: bytes of the device's memory that "auto" may use; by default half of the free
-                memory. The splits of a run share one room: see `placed_bytes`.
-            patience: seconds to wait for one batch of the workers. After that, they are killed, and
+            memory_budget: bytes of the device's memory that "auto" may use; by default half of the
+                free memory. The splits of a run share one budget: see `placed_bytes`.
+            timeout: seconds to wait for one batch of the workers. After that, they are killed, and
                 a `UserError` ends the wait.
             signals: the signals of the run that uses the batches; by default, nothing interrupts.
 
@@ -108,13 +109,11 @@ class Loader:
         self.samples = samples
         self.order = order
         self.device = device
-        self.placement = choose_placement(placement, samples, device, room)
+        self.placement = choose_placement(placement, samples, device, memory_budget)
         self.num_workers = 0
         if self.placement == "workers":
             self.num_workers = worker_count(samples, num_workers)
-        self.workers = Workers(
-            samples, self.num_workers, device, patience, signals.is_asked_to_stop
-        )
+        self.workers = Workers(samples, self.num_workers, device, timeout, signals.is_asked_to_stop)
         self.signals = signals
         samples.seed = seed
         self.placed_bytes = 0  # bytes of the device's memory that the samples take
@@ -350,13 +349,13 @@ def without_tuning() -> Iterator[None]:
 
 
 def choose_placement(
-    requested: str, samples: Samples, device: torch.device, room: float | None
+    requested: str, samples: Samples, device: torch.device, memory_budget: float | None
 ) -> str:
     """Return where batches are made: "device" or "workers".
 
     Args:
         requested: the value of `--data-placement`. "auto" chooses "device" if the samples fit.
-        room: bytes of the device's memory that "auto" may use; None: half of the free memory.
+        memory_budget: bytes of the device's memory that "auto" may use; None: half of what is free.
 
     Raises:
         UserError: "device" is requested, and the samples can't be placed.
@@ -367,7 +366,7 @@ def choose_placement(
         check_fits(size, free, device)
     if requested != "auto":
         return requested
-    allowed = free / 2 if room is None else room
+    allowed = free / 2 if memory_budget is None else memory_budget
     return "device" if size is not None and size < allowed else "workers"
 
 
@@ -396,9 +395,9 @@ def free_memory_bytes(device: torch.device) -> int:
 
     For a CPU, and for a device that does not report its memory, return that of this machine.
     """
-    room = memory_room(device)
-    if room is not None:
-        return room.free
+    memory = memory_info(device)
+    if memory is not None:
+        return memory.free
     try:
         return psutil.virtual_memory().available
     except (OSError, psutil.Error):  # there is no /proc

@@ -47,10 +47,11 @@ def make_loaders(
         UserError: the flags don't suit an `IterableDataset`, or a split has too few samples.
     """
     loaders: dict[str, Loader] = {}
-    room = free_memory_bytes(accelerator.device) / 2  # for the samples of all splits together
-    # With several ranks, the patience is shorter than the timeout of a collective. So a rank that
-    # gets no batch reports this before the other ranks, which wait for it, report a lost rank.
-    patience = config.collective_timeout * (1.0 if accelerator.num_processes == 1 else 0.9)
+    # The samples of all splits together may take half of the free memory.
+    memory_budget = free_memory_bytes(accelerator.device) / 2
+    # With several ranks, this timeout is shorter than that of a collective. So a rank that gets no
+    # batch reports this before the other ranks, which wait for it, report a lost rank.
+    timeout = config.collective_timeout * (1.0 if accelerator.num_processes == 1 else 0.9)
     for name, samples in splits.items():
         order: TrainingOrder | EvaluationOrder
         if isinstance(samples, IterableSamples):
@@ -66,11 +67,11 @@ def make_loaders(
             config.data_placement,
             config.num_workers,
             seed=config.seed,
-            room=room,
-            patience=patience,
+            memory_budget=memory_budget,
+            timeout=timeout,
             signals=signals,
         )
-        room -= loader.placed_bytes
+        memory_budget -= loader.placed_bytes
         loaders[name] = loader
     return loaders
 

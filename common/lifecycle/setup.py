@@ -60,8 +60,8 @@ def set_up(
         parsed_objective = Objective.parse(objective)
         accelerator = build_accelerator(config, ddp)
         # Rank 0 waits at most this long for the directory. Other ranks wait longer for rank 0.
-        patience = config.collective_timeout / 2
-        directory = take_run_directory(config, recipe_file.stem, patience)
+        timeout = config.collective_timeout / 2
+        directory = take_run_directory(config, recipe_file.stem, timeout)
     checkpoints = make_checkpoints(config, accelerator, directory)
     refuse_crossed_shapes()
     # `--evaluate-only` saves nothing, so a signal may end it at once.
@@ -113,7 +113,7 @@ def make_checkpoints(
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
         checkpoints_to_keep=config.keep_checkpoints,
-        patience=config.collective_timeout,
+        timeout=config.collective_timeout,
         device=accelerator.device,
         run_id=directory.run_id,
         require_ownership=directory.require_ownership,

@@ -21,9 +21,9 @@ def device_memory(device: torch.device) -> int:
     For a CPU, and for a device that doesn't report its memory, return the memory of the machine or
     the limit of the process's container, whichever is smaller.
     """
-    room = devices.memory_room(device)
-    if room is not None:
-        return room.total
+    memory = devices.memory_info(device)
+    if memory is not None:
+        return memory.total
     return min([total_memory(), *container_limits()])
 
 

@@ -152,6 +152,6 @@ def may_be_meant(directory: Path) -> bool:
     if read_status(directory).status == "failed" and (directory / SUMMARY).exists():
         return False
     # `locked` raises a `UserError` if another job holds the lock, because it is writing to the run.
-    with contextlib.suppress(UserError), locked(directory / LOCK, patience=0):
+    with contextlib.suppress(UserError), locked(directory / LOCK, timeout=0):
         return True
     return False

@@ -70,7 +70,7 @@ def write_refusal(directory: str | Path | None, outcome: Outcome, *, is_resume: 
         return
     # The lock is taken if another job is running. The error is then left out of the file, but the
     # command prints it in any case.
-    with contextlib.suppress(UserError), locked(path / LOCK, patience=0):
+    with contextlib.suppress(UserError), locked(path / LOCK, timeout=0):
         write_outcome(path, outcome)
 
 

@@ -29,7 +29,7 @@ from common.system.launch_variables import is_main_rank, rank, several_machines
 from common.system.platforms.commands import quoted
 
 # Seconds to wait for another job, which may take this long to save a checkpoint after a signal.
-PATIENCE = 60.0
+MAX_TIMEOUT = 60.0
 
 
 class TakenDirectory(NamedTuple):
@@ -41,7 +41,7 @@ class TakenDirectory(NamedTuple):
     mark: Path
 
 
-def take_run_directory(config: ResumableConfig, recipe: str, patience: float) -> RunDirectory:
+def take_run_directory(config: ResumableConfig, recipe: str, timeout: float) -> RunDirectory:
     """Make the directory of a run, or take that of the run to resume; called on all ranks.
 
     Rank 0 locks the directory for this job. It stays locked until `RunDirectory.release`.
@@ -51,8 +51,8 @@ def take_run_directory(config: ResumableConfig, recipe: str, patience: float) ->
             `output_dir` is None, the run gets a new directory under `runs/`, named by recipe and
             time.
         recipe: the recipe's name.
-        patience: the seconds to wait until another job leaves the directory, and until this machine
-            sees it, at most `PATIENCE`. It must be shorter than the time after which the other
+        timeout: the seconds to wait until another job leaves the directory, and until this machine
+            sees it, at most `MAX_TIMEOUT`. It must be shorter than the time after which the other
             ranks give up waiting for rank 0.
 
     Raises:
@@ -61,15 +61,15 @@ def take_run_directory(config: ResumableConfig, recipe: str, patience: float) ->
             be lost.
         SystemExit: with status 0, on all ranks, if the run to resume is finished.
     """
-    patience = min(patience, PATIENCE)
+    timeout = min(timeout, MAX_TIMEOUT)
     lock = contextlib.ExitStack()  # only rank 0 locks the directory
     undo = contextlib.ExitStack()  # what rank 0 undoes if the run can't use the directory
     try:
         taken_directory = ask_rank_zero(
-            lambda: take_on_rank_zero(config, recipe, patience, lock, undo)
+            lambda: take_on_rank_zero(config, recipe, timeout, lock, undo)
         )
         if taken_directory is not None and several_machines():
-            require_shared_folder(taken_directory.mark, patience, resume=config.resume is not None)
+            require_shared_folder(taken_directory.mark, timeout, resume=config.resume is not None)
     except UserError:
         undo.close()
         unlock_before_exit(lock)
@@ -85,7 +85,7 @@ def take_run_directory(config: ResumableConfig, recipe: str, patience: float) ->
 def take_on_rank_zero(
     config: ResumableConfig,
     recipe: str,
-    patience: float,
+    timeout: float,
     lock: contextlib.ExitStack,
     undo: contextlib.ExitStack,
 ) -> TakenDirectory | None:
@@ -105,7 +105,7 @@ def take_on_rank_zero(
     if config.output_dir is None:
         undo.callback(remove_if_unused, path, lock)
     flag = None if is_resumed else "--output-dir"  # a run is resumed in its own directory
-    lock.enter_context(locked(path / LOCK, patience, flag))
+    lock.enter_context(locked(path / LOCK, timeout, flag))
     # Another job may have used the directory while this job waited for the lock.
     if is_resumed:
         run = read_run(path, type(config), recipe)
@@ -147,7 +147,7 @@ def unlock_before_exit(lock: contextlib.ExitStack) -> None:
     let_gloo_release()
 
 
-def require_shared_folder(mark: Path, patience: float, resume: bool) -> None:
+def require_shared_folder(mark: Path, timeout: float, resume: bool) -> None:
     """Raise a `UserError` on all ranks if one of them does not see a file that rank 0 has made.
 
     All ranks call this before training, to find machines that do not share the run's file system.
@@ -155,11 +155,11 @@ def require_shared_folder(mark: Path, patience: float, resume: bool) -> None:
 
     Args:
         mark: the file.
-        patience: the seconds to wait for the file.
+        timeout: the seconds to wait for the file.
         resume: whether the run is resumed, so that `--output-dir` can't name another directory.
     """
     # Wait, because NFS may hide a new folder for some time.
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while not mark.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     own_name = [] if mark.exists() else [f"rank {rank()} on {platform.node()}"]

@@ -75,7 +75,7 @@ def open_to_append(path: Path) -> TextIO:
 @contextmanager
 def locked(
     path: Path,
-    patience: float = -1,
+    timeout: float = -1,
     flag: str | None = "--output-dir",
     other_job: str | None = None,
 ) -> Iterator[None]:
@@ -87,7 +87,7 @@ def locked(
     On a file system without locks, or if this user may not lock, nothing is locked.
 
     Args:
-        patience: seconds to wait for another job that holds the lock; -1 waits without end.
+        timeout: seconds to wait for another job that holds the lock; -1 waits without end.
         flag: the flag that can name another folder, for the error; None if only this folder will
             do, because the command resumes a run.
         other_job: says what a job that holds the lock is doing (default: that it is writing to the
@@ -99,7 +99,7 @@ def locked(
     lock = FileLock(path)
     other_job = other_job or f"another job is writing to {path.parent}"
     try:
-        acquire(lock, patience, other_job)
+        acquire(lock, timeout, other_job)
     except Timeout:
         alternative = "stop it" if flag is None else f"pass another {flag}"
         advice = f"wait until it has ended, or {alternative}"
@@ -112,7 +112,7 @@ def locked(
         lock.release()
 
 
-def acquire(lock: FileLock, patience: float, other_job: str) -> None:
+def acquire(lock: FileLock, timeout: float, other_job: str) -> None:
     """Acquire a lock, and tell the user if that takes longer than `SILENT_WAIT` seconds.
 
     See `locked` for the arguments.
@@ -120,17 +120,17 @@ def acquire(lock: FileLock, patience: float, other_job: str) -> None:
     Raises:
         Timeout: another job still holds the lock.
     """
-    waits_without_end = patience < 0
-    silent_wait = SILENT_WAIT if waits_without_end else min(patience, SILENT_WAIT)
+    waits_without_end = timeout < 0
+    silent_wait = SILENT_WAIT if waits_without_end else min(timeout, SILENT_WAIT)
     try:
         lock.acquire(timeout=silent_wait)
         return
     except Timeout:
-        if silent_wait == patience:
+        if silent_wait == timeout:
             raise
-    limit = "" if waits_without_end else f" for up to {patience:.0f} s"
+    limit = "" if waits_without_end else f" for up to {timeout:.0f} s"
     say(f"{other_job}; this one waits{limit}")
-    lock.acquire(timeout=-1 if waits_without_end else patience - SILENT_WAIT)
+    lock.acquire(timeout=-1 if waits_without_end else timeout - SILENT_WAIT)
 
 
 def remove(path: Path) -> None:

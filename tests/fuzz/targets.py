@@ -41,7 +41,7 @@ from common.run_directory.directory import RunDirectory
 from common.run_directory.identity import signed_config
 from common.run_directory.init_from import initial_facts
 from common.run_directory.records import RunConfig, RunIdentity
-from common.run_directory.taking import PATIENCE, take_run_directory
+from common.run_directory.taking import MAX_TIMEOUT, take_run_directory
 from common.storage.digests import signed
 from common.tools.compare.command import main as compare
 from common.tools.recipe import load_recipe
@@ -155,7 +155,7 @@ def directories(data: st.DataObject, folder: Path) -> None:
         resume = data.draw(st.booleans())
 
         def make() -> None:
-            directories_made.append(take_directory(output_dir, resume=resume, patience=PATIENCE))
+            directories_made.append(take_directory(output_dir, resume=resume, timeout=MAX_TIMEOUT))
 
         sentence = sentence_of(make)
         if directories_made:
@@ -294,7 +294,7 @@ def go_on(training: Training) -> None:
     config = parse_config(config_class("mnist_mlp"), "What it does.")
     if config.resume is None:  # the damage removed the run, so another one would start
         return
-    directory = take_run_directory(config, "mnist_mlp", PATIENCE)
+    directory = take_run_directory(config, "mnist_mlp", MAX_TIMEOUT)
     try:
         single: Any = SimpleNamespace(is_main_process=True, num_processes=1)
         checkpoints = checkpoints_in(directory.path / "checkpoints")

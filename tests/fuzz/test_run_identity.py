@@ -76,10 +76,10 @@ class Counted:
         self.step = state["step"]
 
 
-def remembered_lock(path: Path, patience: float, flag: str | None) -> contextlib.ExitStack:
+def remembered_lock(path: Path, timeout: float, flag: str | None) -> contextlib.ExitStack:
     """Lock as `locked` does, and remember the lock: the test releases it after a kill."""
     lock = contextlib.ExitStack()
-    lock.enter_context(locked(path, patience, flag))
+    lock.enter_context(locked(path, timeout, flag))
     LOCKS.append(lock)
     return lock
 
@@ -90,7 +90,7 @@ class Attempt:
     def __init__(self, config: Config) -> None:
         """Take the directory, restore and write `config.json`; raise what ends the process."""
         self.config = config
-        self.directory = take_run_directory(config, "tiny", patience=0)
+        self.directory = take_run_directory(config, "tiny", timeout=0)
         try:
             self.begin()
         except BaseException:

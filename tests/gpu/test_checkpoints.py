@@ -38,7 +38,7 @@ def test_checkpoint_holds_values_of_its_moment(tmp_path: Path) -> None:
     """Training may change the tensors while the checkpoint is being written."""
     tensors = tensors_of_many_shapes(default_device())
     expected = {name: tensor.cpu().clone() for name, tensor in tensors.items()}
-    checkpoints = checkpoints_in(tmp_path, keep=2, patience=60.0, device=default_device())
+    checkpoints = checkpoints_in(tmp_path, keep=2, timeout=60.0, device=default_device())
     assert checkpoints.host_copies.is_asynchronous == HAS_GPU
     pieces: list[torch.Tensor] = []
     for step in (1, 2):

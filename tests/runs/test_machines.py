@@ -25,7 +25,7 @@ UPDATE = (
     *("--base-batch-size", 16, "--tracker", "none", *SAME_UPDATES),
     *("--epochs", 15),
 )
-PATIENCE = 10  # seconds, of `--collective-timeout`
+TIMEOUT = 10  # seconds, of `--collective-timeout`
 
 pytestmark = pytest.mark.slow
 
@@ -155,7 +155,7 @@ def test_two_machines_are_two_processes(
     assert_same_figures(on_one, on_two)
 
     directory = tmp_path / "run"
-    command_line = (*flags, "--output-dir", directory, "--collective-timeout", PATIENCE)
+    command_line = (*flags, "--output-dir", directory, "--collective-timeout", TIMEOUT)
     command_line += ("--checkpoint-every", 2)
     machines.start(*command_line)
     wait_for_step(machines, directory, 6)
@@ -182,7 +182,7 @@ def assert_cut_link_ends_the_run(machines: Machines, directory: Path) -> None:
     machines.connect(False)
     began = time.monotonic()
     statuses = machines.end()
-    assert time.monotonic() - began < 6 * PATIENCE
+    assert time.monotonic() - began < 6 * TIMEOUT
     assert all(statuses), machines.printed()
     status = json.loads((directory / "status.json").read_text())
     assert (status["status"], status["resumable"]) == ("failed", True), machines.printed()

@@ -20,7 +20,7 @@ def checkpoints_in(
     world_size: int = 1,
     *,
     keep: int = 3,
-    patience: float = 5.0,
+    timeout: float = 5.0,
     device: torch.device = HOST,
     run_id: str = RUN_ID,
 ) -> Checkpoints:
@@ -30,7 +30,7 @@ def checkpoints_in(
         rank,
         world_size,
         checkpoints_to_keep=keep,
-        patience=patience,
+        timeout=timeout,
         device=device,
         run_id=run_id,
         require_ownership=lambda: None,

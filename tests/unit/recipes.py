@@ -81,12 +81,12 @@ def take_directory(
     *,
     recipe: str = "mnist_mlp",
     resume: bool = False,
-    patience: float = 0,
+    timeout: float = 0,
 ) -> RunDirectory:
     """Take the directory of a run with the flags `resolved_config()`."""
     path = None if output_dir is None else str(output_dir)
     config = resolved_config(output_dir=path, resume=path if resume else None)
-    return take_run_directory(config, recipe, patience)
+    return take_run_directory(config, recipe, timeout)
 
 
 def status_of(directory: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ COMMON = REPOSITORY / "common"
 MAX_LINES_OF_A_RECIPE = 240
 MAX_LINES_OF_THE_README = 200
 
-# From the bottom up. A room is a package or a single module of `common`. It may import rooms on
+# From the bottom up. A part is a package or a single module of `common`. It may import parts on
 # lower levels. Modules of one package may import each other.
 LEVELS = (
     ("system", "metric_names"),
@@ -35,8 +35,8 @@ LEVELS = (
     ("lifecycle",),
     ("run",),
 )
-LEVEL = {f"common.{room}": level for level, rooms in enumerate(LEVELS) for room in rooms}
-# A large package has rooms of its own, with levels that work in the same way.
+LEVEL = {f"common.{part}": level for level, parts in enumerate(LEVELS) for part in parts}
+# A large package has parts of its own, with levels that work in the same way.
 LEVELS_WITHIN = {
     "common.data": (
         ("evaluated_model", "order", "places", "versions"),
@@ -94,7 +94,7 @@ LEVELS_WITHIN = {
         ("command",),
     ),
 }
-BASE = {f"common.{room}" for rooms in LEVELS[: LEVELS.index(("data",))] for room in rooms}
+BASE = {f"common.{part}" for parts in LEVELS[: LEVELS.index(("data",))] for part in parts}
 TRACKS = {
     f"common.track.{module}"
     for module in ("flat_config", "names", "trackers.tracker", "trackers.wandb_environment")
@@ -125,12 +125,12 @@ TOOLS = {
     "common.tools.vary": BASE | TRACKS | {PARSER, RECIPE, COMPARE, LAUNCHING, TUNE},
     "common.tools.predict": BASE
     | {PARSER, RECIPE}
-    | {f"common.{room}" for room in ("data", "checkpoints", "models", "training")},
+    | {f"common.{part}" for part in ("data", "checkpoints", "models", "training")},
     "common.tools.reproduce": BASE
     | TRACKS
     | {PARSER, COMPARE, LAUNCHING, ROWS, TENSORS, "common.checkpoints"},
     # It runs a recipe in a process of its own, and observes all that the recipe uses.
-    "common.tools.prove": {f"common.{room}" for rooms in LEVELS for room in rooms}
+    "common.tools.prove": {f"common.{part}" for parts in LEVELS for part in parts}
     | {FLAG_WORDS, PARSER, RECIPE, LAUNCHING, ROWS, TENSORS},
 }
 
@@ -142,7 +142,7 @@ def module_of(path: Path) -> str:
 
 
 FILES = {module_of(path): path for path in sorted(COMMON.rglob("*.py"))}
-ROOMS = {name: path for name, path in FILES.items() if path.name != "__init__.py"}
+MODULES = {name: path for name, path in FILES.items() if path.name != "__init__.py"}
 OTHERS = [
     path
     for folder in ("recipes", "examples", "tests", "benchmarks")
@@ -190,8 +190,8 @@ def imported(path: Path, nodes: list[ast.AST]) -> set[str]:
     return {name for name in imports if name.split(".")[0] == "common" and name != "common"}
 
 
-def room_of(module: str) -> str:
-    """Return the room of a module: common.data for common.data.order; each tool is a room."""
+def part_of(module: str) -> str:
+    """Return the part of a module: common.data for common.data.order; each tool is a part."""
     depth = 3 if is_tool(module) else 2
     return ".".join(module.split(".")[:depth])
 
@@ -202,45 +202,46 @@ def is_tool(module: str) -> bool:
 
 def test_imports_name_existing_modules(imports: Imports) -> None:
     """Otherwise the tests below would not see them."""
-    assert len(ROOMS) > 30
+    assert len(MODULES) > 30
     for name, modules in imports.items():
         assert modules <= FILES.keys(), (name, modules - FILES.keys())
 
 
-def test_every_room_has_a_level() -> None:
+def test_every_part_has_a_level() -> None:
     """A new one gets its place in LEVELS or TOOLS."""
-    assert {room_of(name) for name in ROOMS} == LEVEL.keys() | TOOLS.keys()
+    assert {part_of(name) for name in MODULES} == LEVEL.keys() | TOOLS.keys()
 
 
 def test_imports_run_downward_only(imports: Imports) -> None:
     """This includes imports inside functions and for types only."""
     pairs = [(module, other) for module in FILES for other in imports[module]]
     for module, other in pairs:
-        room = room_of(module)
-        if room_of(other) == room:
+        part = part_of(module)
+        if part_of(other) == part:
             continue
-        if room in TOOLS:
-            assert {other, room_of(other)} & TOOLS[room], f"{module} imports {other}"
-        elif room in LEVEL:
-            assert LEVEL.get(room_of(other), 99) < LEVEL[room], f"{module} imports {other}"
+        if part in TOOLS:
+            assert {other, part_of(other)} & TOOLS[part], f"{module} imports {other}"
+        elif part in LEVEL:
+            assert LEVEL.get(part_of(other), 99) < LEVEL[part], f"{module} imports {other}"
 
 
 @pytest.mark.parametrize("package", LEVELS_WITHIN)
-def test_rooms_within_a_package_import_downward_only(package: str, imports: Imports) -> None:
-    """Each room within a large package has a level, and imports only rooms on lower levels."""
+def test_parts_within_a_package_import_downward_only(package: str, imports: Imports) -> None:
+    """Each part within a large package has a level, and imports only parts on lower levels."""
     levels = enumerate(LEVELS_WITHIN[package])
-    level = {f"{package}.{room}": number for number, rooms in levels for room in rooms}
+    level = {f"{package}.{part}": number for number, parts in levels for part in parts}
     depth = package.count(".") + 2
-    room = {
+    part_by_module = {
         module: ".".join(module.split(".")[:depth])
         for module in FILES
         if module.startswith(f"{package}.")
     }
-    assert set(room.values()) == level.keys()
-    for module in room:
-        for other in imports[module] & room.keys():
-            is_lower = level[room[other]] < level[room[module]]
-            assert is_lower or room[other] == room[module], f"{module} imports {other}"
+    assert set(part_by_module.values()) == level.keys()
+    for module, part in part_by_module.items():
+        for other in imports[module] & part_by_module.keys():
+            other_part = part_by_module[other]
+            is_lower = level[other_part] < level[part]
+            assert is_lower or other_part == part, f"{module} imports {other}"
 
 
 @pytest.mark.parametrize("package", LEVELS_WITHIN)
@@ -302,7 +303,7 @@ def test_only_recipes_import_run(nodes: Nodes, imports: Imports) -> None:
 
 def test_module_has_a_docstring_and_a_telling_name() -> None:
     """No module is called `utils` or the like."""
-    for module, path in ROOMS.items():
+    for module, path in MODULES.items():
         lines = path.read_text().splitlines()
         assert lines[0].startswith('"""'), module
         assert len(lines[0]) > 20, module

@@ -33,7 +33,7 @@ IMAGES_AT_ONCE = 256
 ENCODED_AT_ONCE = 16  # the most encoded images that a process holds
 RESULT_BYTES = 2**26  # the most bytes of all results that wait in memory
 MOST_UNREADABLE = 100  # reading ends after so many images that can't be read
-DECODING_PATIENCE = 600.0  # seconds to wait for results
+DECODING_TIMEOUT = 600.0  # seconds to wait for results
 DECODER_NAMES = WorkerNames("the processes that decode images")
 
 Result = TypeVar("Result")
@@ -124,7 +124,7 @@ def read_images(
     length = list_length(worker_count, result_bytes)
     lists_of_indices = torch.arange(len(split)).split(length)
     workers = Workers(
-        images, worker_count, torch.device("cpu"), DECODING_PATIENCE, never, DECODER_NAMES
+        images, worker_count, torch.device("cpu"), DECODING_TIMEOUT, never, DECODER_NAMES
     )
     unreadable: list[UnreadableImage] = []
     try:

@@ -10,14 +10,14 @@ TOO_MANY_FILES = "Too many open files"
 
 
 def meaning_of_error(
-    error: Exception | UserError, watch: Watch, patience: float, names: WorkerNames
+    error: Exception | UserError, watch: Watch, timeout: float, names: WorkerNames
 ) -> Exception | UserError | None:
     """Return the error to raise after an error in a wait for workers.
 
     Args:
         error: the error of torch's loader.
         watch: the watch over the workers.
-        patience: seconds to wait for one batch.
+        timeout: seconds to wait for one batch.
         names: how messages name the workers.
 
     Returns:
@@ -35,7 +35,7 @@ def meaning_of_error(
     if is_from_dataset or not is_from_waiting:
         return error
     if watch.kill_reason == "no batch came":
-        return no_batch_error(patience, watch.were_stopped, names)
+        return no_batch_error(timeout, watch.were_stopped, names)
     if lacks_files:
         return too_many_files_error(names)
     if watch.kill_reason == "stop requested":
@@ -55,8 +55,8 @@ def no_batch_error(seconds: float, were_stopped: bool, names: WorkerNames) -> Us
     advice = "start the run again"
     if were_stopped:
         problem += ", because some of them were stopped by a signal"
-    elif names.patience_flag is not None:
-        advice += f", or allow slow data more time with {names.patience_flag} SECONDS"
+    elif names.timeout_flag is not None:
+        advice += f", or allow slow data more time with {names.timeout_flag} SECONDS"
     return UserError(problem, advice=advice, every_rank=True, resumable=True)
 
 

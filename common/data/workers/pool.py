@@ -38,7 +38,7 @@ from common.system.allocator import HEAP
 from common.system.platforms.limits import worker_start_method
 from common.system.platforms.signals import stop_signals_held_back
 
-PATIENCE = 180.0  # seconds to wait for one batch, unless a run says otherwise
+BATCH_TIMEOUT = 180.0  # seconds to wait for one batch, unless a run says otherwise
 PREFETCHED = 2  # batches that each worker makes in advance
 MicroBatches = Sequence[torch.Tensor] | torch.Tensor
 
@@ -96,7 +96,7 @@ class Workers:
         samples: Samples,
         count: int,
         device: torch.device,
-        patience: float,
+        timeout: float,
         is_stopping: Callable[[], bool],
         names: WorkerNames = LOADER_NAMES,
     ) -> None:
@@ -106,7 +106,7 @@ class Workers:
             samples: the split.
             count: the number of workers; 0: this process makes the batches.
             device: the device that batches are copied to.
-            patience: seconds to wait for one batch; then the workers are killed, and the wait ends
+            timeout: seconds to wait for one batch; then the workers are killed, and the wait ends
                 with a `UserError`.
             is_stopping: whether the run was asked to stop; a thread calls it.
             names: how messages name the workers.
@@ -116,7 +116,7 @@ class Workers:
         self.count = count
         self.device = device
         self.requests = BatchRequests()
-        self.patience = patience
+        self.timeout = timeout
         self.is_stopping = is_stopping
         # The loader of torch, whose iterator starts the workers; None before the first batch and
         # after `close`.
@@ -245,7 +245,7 @@ class Workers:
             return self.iterate()
         workers = new_children(earlier_children)
         # The lambda looks `is_stopping` up at each call, because tests replace it.
-        self.watch = Watch(workers, self.patience, lambda: self.is_stopping(), self.names)
+        self.watch = Watch(workers, self.timeout, lambda: self.is_stopping(), self.names)
         self.watch.start()
         return batches
 
@@ -327,7 +327,7 @@ class Workers:
         self.close()
         if watch is None:
             raise error
-        meaning = meaning_of_error(error, watch, self.patience, self.names)
+        meaning = meaning_of_error(error, watch, self.timeout, self.names)
         if meaning is error:
             raise error
         if meaning is not None:

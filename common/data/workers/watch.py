@@ -28,7 +28,7 @@ class WorkerNames:
 
     name: str  # such as "the loader's workers"
     count_flag: str | None = None  # the flag that sets how many there are
-    patience_flag: str | None = None  # the flag that sets how long a process waits for them
+    timeout_flag: str | None = None  # the flag that sets how long a process waits for them
 
 
 LOADER_NAMES = WorkerNames("the loader's workers", "--num-workers", "--collective-timeout")
@@ -45,21 +45,21 @@ class Watch(threading.Thread):
     def __init__(
         self,
         workers: Sequence[BaseProcess],
-        patience: float,
+        timeout: float,
         is_stopping: Callable[[], bool],
         names: WorkerNames = LOADER_NAMES,
     ) -> None:
         """Prepare a watch over `workers`; `start` begins it.
 
         Args:
-            patience: seconds that the process may wait for one batch.
+            timeout: seconds that the process may wait for one batch.
             is_stopping: tells whether the run was asked to stop; the watching thread calls it.
             names: how messages name the workers and their flags.
         """
         super().__init__(daemon=True, name="watch over the loader's workers")
         self.names = names
         self.workers = workers
-        self.patience = patience
+        self.timeout = timeout
         self.is_stopping = is_stopping
         self.waiting_since: float | None = None  # time.monotonic(); None while nobody waits
         # The start of the last wait that was reported; each wait is reported only once.
@@ -81,7 +81,7 @@ class Watch(threading.Thread):
     def run(self) -> None:
         """Look at the wait every second, until the watch is over or the workers are killed.
 
-        All workers are killed if no batch comes within `patience`. They are killed sooner, after a
+        All workers are killed if no batch comes within `timeout`. They are killed sooner, after a
         wait of a second, if one of them is gone or the run was asked to stop. Otherwise, the user
         is told once of a wait of more than `NOTICE_AFTER` seconds.
         """
@@ -96,7 +96,7 @@ class Watch(threading.Thread):
             if is_held_up and not all(worker.is_alive() for worker in self.workers):
                 # The other workers may wait forever for a lock that the missing worker held.
                 self.end_workers("worker gone")
-            elif waited > self.patience:
+            elif waited > self.timeout:
                 self.were_stopped = bool(self.stopped_pids())
                 self.end_workers("no batch came")
             elif is_held_up and self.is_stopping():
@@ -105,7 +105,7 @@ class Watch(threading.Thread):
                 self.reported_wait = since
                 warn(
                     f"data    waiting for {self.awaited_workers()}; the run ends if nothing comes "
-                    f"from them within {self.patience:.0f} s",
+                    f"from them within {self.timeout:.0f} s",
                     every_rank=True,
                 )
 

@@ -13,12 +13,12 @@ from common.system.devices.current import current_device, use
 from common.system.devices.host_copies import has_pinned_memory, to_device
 from common.system.devices.libraries import library_versions
 from common.system.devices.memory import (
-    MemoryRoom,
+    MemoryInfo,
     allocated_bytes,
     empty_cache,
     has_own_memory_figures,
     keeps_peaks,
-    memory_room,
+    memory_info,
     peak_bytes,
     reset_peaks,
 )
@@ -55,7 +55,7 @@ from common.system.devices.timing import has_timed_events, profiler_activity, re
 __all__ = [
     "USE_CPU_VARIABLE",
     "FusedOptimizer",
-    "MemoryRoom",
+    "MemoryInfo",
     "allocated_bytes",
     "can_launch_graphs",
     "current_device",
@@ -80,7 +80,7 @@ __all__ = [
     "is_cpu_asked_for",
     "keeps_peaks",
     "library_versions",
-    "memory_room",
+    "memory_info",
     "new_stream",
     "on_stream",
     "peak_bytes",

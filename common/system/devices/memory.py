@@ -29,14 +29,14 @@ def keeps_peaks(device: torch.device) -> bool:
     return peak_bytes(device) is not None
 
 
-class MemoryRoom(NamedTuple):
+class MemoryInfo(NamedTuple):
     """The bytes of a device's memory."""
 
     free: int
     total: int
 
 
-def memory_room(device: torch.device) -> MemoryRoom | None:
+def memory_info(device: torch.device) -> MemoryInfo | None:
     """Return the free and the total bytes of the memory of `device`.
 
     The result is None for a CPU, and for a device that does not report them.
@@ -49,13 +49,13 @@ def memory_room(device: torch.device) -> MemoryRoom | None:
         free_and_total = call_accelerator(torch.accelerator.get_memory_info, device)
     if free_and_total is not None:
         free, total = free_and_total
-        return MemoryRoom(int(free), int(total))
+        return MemoryInfo(int(free), int(total))
     # Apple's GPUs have these two functions.
     recommended = call_without_device(device, "recommended_max_memory")
     in_use = call_without_device(device, "driver_allocated_memory")
     if recommended is None or in_use is None:
         return None
-    return MemoryRoom(max(0, int(recommended) - int(in_use)), int(recommended))
+    return MemoryInfo(max(0, int(recommended) - int(in_use)), int(recommended))
 
 
 def allocated_bytes(device: torch.device) -> int | None:

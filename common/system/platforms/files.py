@@ -23,7 +23,7 @@ SYNC_MODE = os.O_RDWR if current.IS_WINDOWS else os.O_RDONLY
 # this, and there a virus scanner or an indexer opens each new file for a moment. So on Windows, a
 # refused rename is tried again for the seconds below.
 CAN_MOVE_OPEN_FILES = not current.IS_WINDOWS
-MOVE_PATIENCE_SECONDS = 5.0
+MOVE_RETRY_SECONDS = 5.0
 
 
 def sync(path: Path) -> None:
@@ -62,9 +62,9 @@ def retry_while_open(move: Callable[[], None]) -> None:
     """Move files; on Windows, try again while another program has them open.
 
     Raises:
-        OSError: the system refuses, on Windows for `MOVE_PATIENCE_SECONDS`.
+        OSError: the system refuses, on Windows for `MOVE_RETRY_SECONDS`.
     """
-    deadline = time.monotonic() + (0 if CAN_MOVE_OPEN_FILES else MOVE_PATIENCE_SECONDS)
+    deadline = time.monotonic() + (0 if CAN_MOVE_OPEN_FILES else MOVE_RETRY_SECONDS)
     while True:
         try:
             return move()

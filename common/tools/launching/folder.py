@@ -28,5 +28,5 @@ def locked_folder_of_runs(directory: Path, flag: str, command_to_continue: str) 
         directory.mkdir(parents=True, exist_ok=True)
         (directory / LOCK).touch()  # a folder without write permission fails here, with advice
     # Another job may go on for hours, so do not wait for it.
-    with locked(directory / LOCK, patience=0, flag=flag), stoppable(command_to_continue):
+    with locked(directory / LOCK, timeout=0, flag=flag), stoppable(command_to_continue):
         yield

@@ -16,7 +16,7 @@ from common.checkpoints.adapters import RandomState
 from common.checkpoints.copies import PIECE_BYTES, HostCopies, PinnedMemory
 from common.checkpoints.store import Contents
 from common.checkpoints.tensors import read_tensors
-from common.system.devices import MemoryRoom
+from common.system.devices import MemoryInfo
 from tests.cuda_stand_in import Cuda
 from tests.unit.checkpoint_store import checkpoints_in
 from tests.unit.manifest_facts import identity_at
@@ -72,7 +72,7 @@ class StandIn:
             "has_pinned_memory": lambda device: device.type == "cuda",
             "current_stream": lambda device: self.training,
             "new_stream": lambda device: Stream(self),
-            "memory_room": lambda device: self.memory_room(),
+            "memory_info": lambda device: self.memory_info(),
             "use": lambda device: self.used.update({threading.current_thread().name: device}),
         }
         for name, answer in answers.items():
@@ -82,8 +82,8 @@ class StandIn:
         )
         monkeypatch.setattr(torch, "empty", self.empty)
 
-    def memory_room(self) -> MemoryRoom | None:
-        return None if self.free is None else MemoryRoom(self.free, 2**40)
+    def memory_info(self) -> MemoryInfo | None:
+        return None if self.free is None else MemoryInfo(self.free, 2**40)
 
     def copy_(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
         """Stand in for `Tensor.copy_`, which runs later on a stream if it does not block."""

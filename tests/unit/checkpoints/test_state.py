@@ -115,7 +115,7 @@ class Training:
 def save(folder: Path, step: int, *ranks: Parts, after: Path | None = None) -> Path:
     """Write a checkpoint of all ranks, resumed from the one at `after` if stated."""
     checkpoints = [
-        checkpoints_in(folder, rank, len(ranks), patience=60) for rank in range(len(ranks))
+        checkpoints_in(folder, rank, len(ranks), timeout=60) for rank in range(len(ranks))
     ]
     for writer, parts in zip(checkpoints, ranks, strict=True):
         if after is not None:
@@ -281,7 +281,7 @@ def test_checkpoints_share_one_file_of_frozen_weights(tmp_path: Path) -> None:
     parts = Parts(0, mesh=None)
     parts.add("model", model)
     whole = sum(p.numel() * p.element_size() for p in model.parameters())
-    checkpoints = checkpoints_in(tmp_path, patience=60)
+    checkpoints = checkpoints_in(tmp_path, timeout=60)
     saved = []
     for step in (1, 2):
         nn.init.constant_(model[1].weight, step)
@@ -318,7 +318,7 @@ def test_restore_ignores_files_outside_the_manifest(tmp_path: Path) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     parts.add("model", model)
-    checkpoints = checkpoints_in(tmp_path, patience=60)
+    checkpoints = checkpoints_in(tmp_path, timeout=60)
     checkpoints.save(1, parts.collect(), identity_at(1))
     checkpoints.wait()
     write_tensors(tmp_path / "frozen-model.safetensors", {"of another": torch.zeros(3)})
@@ -348,7 +348,7 @@ def test_resume_from_the_start_says_what_is_lacking(
     parts = Parts(0, mesh=None)
     parts.add("model", nn.Linear(2, 2))
     for step in range(1, count + 1):
-        checkpoints = checkpoints_in(folder, patience=60, run_id=writer)
+        checkpoints = checkpoints_in(folder, timeout=60, run_id=writer)
         checkpoints.save(step, parts.collect(), identity_at(step, run_id=writer))
         checkpoints.wait()
         if writer == RUN_ID:
@@ -362,7 +362,7 @@ def test_weights_that_are_unfrozen_later_join_the_checkpoint(tmp_path: Path) -> 
     model = frozen_model()
     parts = Parts(0, mesh=None)
     parts.add("model", model)
-    checkpoints = checkpoints_in(tmp_path, patience=60)
+    checkpoints = checkpoints_in(tmp_path, timeout=60)
     checkpoints.save(1, parts.collect(), identity_at(1))
     model[0].bias.requires_grad_(True)
     nn.init.constant_(model[0].bias, 7.0)

@@ -394,7 +394,7 @@ def test_failed_rank_is_reported_by_the_others(
     monkeypatch.setattr(store, "write_tensors", written)
     ranks = [opened(tmp_path, rank, 2) for rank in range(2)]
     for rank, checkpoints in enumerate(ranks):
-        checkpoints.patience = 600
+        checkpoints.timeout = 600
         checkpoints.save(3, contents_of(3, rank), identity_at(3))
     for checkpoints in ranks:
         checkpoints.wait()
@@ -406,7 +406,7 @@ def test_failed_rank_is_reported_by_the_others(
 @pytest.mark.parametrize(("rank", "other"), [(0, 1), (1, 0)])
 def test_silent_rank_is_named_after_the_timeout(tmp_path: Path, rank: int, other: int) -> None:
     """The end of a run waits for a checkpoint no longer than for a collective."""
-    checkpoints = checkpoints_in(tmp_path, rank, world_size=2, keep=1, patience=0.1)
+    checkpoints = checkpoints_in(tmp_path, rank, world_size=2, keep=1, timeout=0.1)
     checkpoints.save(1, contents_of(1, rank), identity_at(1))
     with pytest.raises(LostProcessError, match=f"rank {other} timed out"):
         checkpoints.wait()
@@ -417,8 +417,8 @@ def test_shorten_wait_shortens_a_wait_that_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a failure elsewhere, a save does not wait for other ranks until its timeout."""
-    monkeypatch.setattr(store, "LAST_PATIENCE", 0.1)
-    checkpoints = checkpoints_in(tmp_path, world_size=2, keep=1, patience=600)
+    monkeypatch.setattr(store, "TIMEOUT_AFTER_ERROR", 0.1)
+    checkpoints = checkpoints_in(tmp_path, world_size=2, keep=1, timeout=600)
     checkpoints.save(1, contents_of(1), identity_at(1))
     checkpoints.shorten_wait()
     with pytest.raises(LostProcessError):

@@ -170,7 +170,7 @@ def test_wait_for_stopped_workers_is_announced_and_times_out(
     """The notice names the stopped process. The error says that its worker was stopped."""
     loader = make_loader(Odd(), 1)
     before = multiprocessing.active_children()
-    loader.workers.patience = 5 * LOOK_EVERY
+    loader.workers.timeout = 5 * LOOK_EVERY
     batches = loader.epoch(0)
     next(batches)
     (stopped,) = suspend_workers(before)
@@ -255,7 +255,7 @@ def test_batches_travel_without_shared_memory(
     monkeypatch.setattr(module, "free_shared_memory", lambda: 0)
     for _ in range(2):
         loader = make_loader(KINDS[kind](), 2)
-        loader.workers.patience = 20
+        loader.workers.timeout = 20
         batches = [batch for batch, _ in loader.epoch(0)]
         loader.close()
         for batch, expected in zip(batches, own_batches(kind), strict=True):

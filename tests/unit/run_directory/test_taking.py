@@ -140,7 +140,7 @@ def test_file_in_place_of_runs_gives_one_sentence(obstacle: str) -> None:
 def test_machine_without_the_directory_is_named(resume: bool, advice: str, tmp_path: Path) -> None:
     """A run is resumed in its own directory, so another `--output-dir` would be refused."""
     with pytest.raises(UserError, match=r"rank 0 on .* can't see what rank 0 writes") as refused:
-        require_shared_folder(tmp_path / "mark", patience=0, resume=resume)
+        require_shared_folder(tmp_path / "mark", timeout=0, resume=resume)
     assert refused.value.advice == advice
 
 
@@ -148,14 +148,14 @@ def test_two_jobs_never_write_to_one_directory(tmp_path: Path) -> None:
     """The second job is refused while the first one runs, and allowed afterwards."""
     first = take_directory(tmp_path)
     lock = tmp_path / LOCK
-    with pytest.raises(UserError, match="another job is writing to"), locked(lock, patience=0):
+    with pytest.raises(UserError, match="another job is writing to"), locked(lock, timeout=0):
         pass
     with pytest.raises(UserError, match=r"another job is writing to .* ended, or stop it$"):
         take_directory(tmp_path, resume=True)
     with pytest.raises(UserError, match=r"another job is writing to .* another --output-dir$"):
         take_directory(tmp_path)
     first.release()
-    with locked(lock, patience=0):
+    with locked(lock, timeout=0):
         pass
 
 
@@ -199,7 +199,7 @@ def test_machine_that_does_not_share_the_directory_is_named(
         with pytest.raises(UserError, match="all machines share: rank 1 on there can't see"):
             take_directory(output_dir)
     assert not [*tmp_path.glob("runs/*")]
-    with locked(tmp_path / "mine" / LOCK, patience=0):
+    with locked(tmp_path / "mine" / LOCK, timeout=0):
         pass
 
 
@@ -213,7 +213,7 @@ def test_directory_is_checked_again_under_its_lock(
     """A job that waited for another one does not overwrite what that job created."""
 
     @contextlib.contextmanager
-    def waited(path: Path, patience: float, flag: str | None) -> Iterator[None]:
+    def waited(path: Path, timeout: float, flag: str | None) -> Iterator[None]:
         write_run(tmp_path, resolved_config(seed=4), status="finished")
         yield
 
@@ -236,7 +236,7 @@ def test_run_that_was_replaced_is_not_resumed(
     """While this job waited for the lock, another run with another seed took the run's place."""
 
     @contextlib.contextmanager
-    def waited(path: Path, patience: float, flag: str | None) -> Iterator[None]:
+    def waited(path: Path, timeout: float, flag: str | None) -> Iterator[None]:
         write_run(tmp_path, resolved_config(seed=4), status=status)
         yield
 

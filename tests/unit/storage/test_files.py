@@ -58,7 +58,7 @@ def test_check_of_a_path_changes_nothing(name: str, tmp_path: Path) -> None:
 def test_long_wait_for_a_lock_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A wait ends when the other job ends, or when the patience ends; a short one is silent."""
+    """A wait ends when the other job ends, or when the timeout ends; a short one is silent."""
     monkeypatch.setattr(files, "SILENT_WAIT", 0.1)
     lock = tmp_path / ".lock"
     is_taken = threading.Event()

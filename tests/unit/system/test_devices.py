@@ -99,7 +99,7 @@ def test_cpu_is_no_accelerator() -> None:
     assert not devices.has_timed_events(CPU)
     assert not devices.has_pinned_memory(CPU)
     assert not devices.has_generator(CPU)
-    assert devices.memory_room(CPU) is None
+    assert devices.memory_info(CPU) is None
     assert devices.allocated_bytes(CPU) is None
     assert devices.peak_bytes(CPU) is None
     assert devices.indexed(CPU) == CPU
@@ -126,7 +126,7 @@ def test_bare_device_lacks_everything() -> None:
     assert [has(OTHER) for has in capabilities] == [False] * len(capabilities)
     assert not devices.has_autocast(OTHER, torch.float16)
     assert devices.generator_state(OTHER) is None
-    assert devices.memory_room(OTHER) is None
+    assert devices.memory_info(OTHER) is None
     assert not devices.reset_peaks(OTHER)
     devices.synchronize(OTHER)
     devices.synchronize_stream(OTHER)
@@ -336,7 +336,7 @@ def test_device_without_peaks_reports_current_memory(module: SimpleNamespace) ->
     assert used.keys() == {"memory/allocated_mib", "memory/host_rss_mib"}
     assert used["memory/allocated_mib"] == 3
     assert memory_limits.device_memory(OTHER) == 10 * 2**20
-    assert devices.memory_room(OTHER) == (6 * 2**20, 10 * 2**20)
+    assert devices.memory_info(OTHER) == (6 * 2**20, 10 * 2**20)
     with memory.MemoryTracker(OTHER) as tracker:
         module.current_allocated_memory = lambda: 5 * 2**20
     assert (tracker.peak_mib, tracker.delta_mib, tracker.kept_mib) == (5, 2, 2)

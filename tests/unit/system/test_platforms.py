@@ -187,7 +187,7 @@ def test_file_that_stays_open_is_an_error(tmp_path: Path, monkeypatch: Any) -> N
     """The error comes after some seconds, and the file stays unchanged."""
     write_text(tmp_path / "status.json", "before")
     monkeypatch.setattr(files, "CAN_MOVE_OPEN_FILES", False)
-    monkeypatch.setattr(files, "MOVE_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(files, "MOVE_RETRY_SECONDS", 0.1)
 
     def refuse(source: Path, target: Path) -> None:
         raise PermissionError(errno.EACCES, "it is open")
