@@ -52,6 +52,29 @@ class TrainingFlops(NamedTuple):
         return TrainingFlops(*(passes * operations for operations in self))
 
 
+def flops_of_sample(
+    model: nn.Module, compute_loss: ComputeLoss, samples: Samples, device: torch.device
+) -> TrainingFlops:
+    """Count the operations of a sample: on shapes alone, or if that fails, on a few real samples.
+
+    Args:
+        model: the model without the wrapper that Accelerate adds for several processes.
+
+    Raises:
+        Exception: an error of any class. It is that of the real samples, because the user can mend
+            its cause. The first error may only say that the model reads values, which is no
+            mistake, so it is raised only if there are no real samples to count on.
+    """
+    try:
+        return training_flops(model, compute_loss, samples)
+    except Exception as error:  # a recipe's model may raise anything
+        error_on_shapes = error
+    try:
+        return training_flops_of_real_samples(model, compute_loss, samples, device)
+    except UnreadableSamplesError:
+        raise error_on_shapes from None
+
+
 def training_flops(model: nn.Module, compute_loss: ComputeLoss, samples: Samples) -> TrainingFlops:
     """Count the operations of a sample on the meta device, where tensors have no values.
 

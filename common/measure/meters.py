@@ -17,13 +17,7 @@ from common.failures.sentences import cause_text
 from common.failures.user_frames import user_line_of
 from common.measure.compile_time import CompileTime
 from common.measure.contention import ContentionWatch
-from common.measure.flops import (
-    ComputeLoss,
-    TrainingFlops,
-    UnreadableSamplesError,
-    training_flops,
-    training_flops_of_real_samples,
-)
+from common.measure.flops import ComputeLoss, TrainingFlops, flops_of_sample
 from common.measure.machine_load import MachineLoad, other_cpu_fraction
 from common.measure.memory import MEBIBYTE, memory_used, peaks
 from common.measure.peak import peak_tflops
@@ -101,28 +95,19 @@ class Meters:
     ) -> None:
         """Count the operations of a sample, and find the device's peak in `dtype`, for the MFU.
 
-        Operations are first counted on shapes alone. That fails if the model reads values. Then
-        they are counted on a few real samples. If that fails as well, there is no MFU, and a
-        warning gives the cause after the first update. Before it, the cause may be a mistake in the
-        recipe, which the loop meets as well and reports better.
+        If they can't be counted, there is no MFU, and a warning gives the cause after the first
+        update. Before it, the cause may be a mistake in the recipe, which the loop meets as well
+        and reports better.
 
         Args:
             passes: how many forward and backward passes the loop makes with each sample.
         """
         self.peak, self.peak_source = peak_tflops(self.device, dtype)
         try:
-            flops = training_flops(model, compute_loss, samples)
-        except Exception as error_on_shapes:  # a recipe's model may raise anything, here and below
-            try:
-                flops = training_flops_of_real_samples(model, compute_loss, samples, self.device)
-            except UnreadableSamplesError:
-                self.cause_of_no_mfu = cause_in_recipe(error_on_shapes)
-                return
-            except Exception as error:
-                # The user can mend this cause. That of the first attempt may only be that the
-                # model reads values, which is no mistake.
-                self.cause_of_no_mfu = cause_in_recipe(error)
-                return
+            flops = flops_of_sample(model, compute_loss, samples, self.device)
+        except Exception as error:  # a recipe's model may raise anything
+            self.cause_of_no_mfu = cause_in_recipe(error)
+            return
         self.flops = flops.times(passes)
 
     def use_accumulation(self, accumulation: int) -> None:
