@@ -14,9 +14,8 @@ from common.tools.prove.layouts.expected_differences import (
 from common.tools.prove.layouts.loss_divisors import cause_of_divisor
 from common.tools.prove.layouts.pairs import (
     RunPair,
+    cause_in_batches,
     cause_of_changed_gradients,
-    cause_of_contents,
-    cause_of_drawing_collate,
     cause_of_independent_figures,
     cause_of_later_loss,
     cause_of_optimizers,
@@ -44,10 +43,11 @@ def judge_accumulation(bench: Bench) -> Verdict:
 
 def verdict_of(pair: RunPair) -> Verdict:
     """Compare a run of whole batches with one of micro-batches."""
+    compared = comparison_in_words(pair)
     # These mistakes can be seen even if the samples of a micro-batch are mixed.
     cause = cause_of_counts(pair) or cause_of_steps(pair)
     if cause is not None:
-        return failed_verdict(comparison_in_words(pair), [cause])
+        return failed_verdict(compared, [cause])
     mixing = sample_mixing_of(pair.variant)
     if mixing.batch_norms:
         return skipped_verdict(
@@ -58,7 +58,7 @@ def verdict_of(pair: RunPair) -> Verdict:
     update_cause = cause_of_loss_or_gradients(pair) or cause_of_weights(pair)
     wrong_figures = cause_of_independent_figures(pair)
     if update_cause is None and wrong_figures is None:
-        return Verdict(True, comparison_in_words(pair))
+        return Verdict(True, compared)
     mixing_modules = mixing_modules_of(pair.variant)
     if mixing_modules:
         return skipped_verdict(
@@ -71,18 +71,15 @@ def verdict_of(pair: RunPair) -> Verdict:
         return skipped_verdict(
             f"the loop draws random numbers for each micro-batch (generator {names})"
         )
-    wrong_contents = cause_of_contents(pair)
-    if wrong_contents is not None:  # evaluations may then have other contents as well
-        return failed_verdict(comparison_in_words(pair), [wrong_contents])
-    drawing_collate = cause_of_drawing_collate(pair.variant)
-    if drawing_collate is not None:
-        return failed_verdict(comparison_in_words(pair), [drawing_collate])
+    batch_cause = cause_in_batches(pair)
+    if batch_cause is not None:
+        return failed_verdict(compared, [batch_cause])
     update_causes = []
     if update_cause is not None:
         update_causes = [
             cause_of_changed_gradients(pair.variant) or cause_of_divisor(pair) or update_cause
         ]
-    return verdict_on_updates_and_figures(comparison_in_words(pair), update_causes, wrong_figures)
+    return verdict_on_updates_and_figures(compared, update_causes, wrong_figures)
 
 
 def cause_of_counts(pair: RunPair) -> Cause | None:

@@ -14,7 +14,7 @@ from common.tools.prove.layouts.expected_differences import (
 )
 from common.tools.prove.layouts.pairs import (
     RunPair,
-    cause_of_contents,
+    cause_in_batches,
     cause_of_drawing_collate,
     cause_of_independent_figures,
     cause_of_later_loss,
@@ -143,22 +143,20 @@ def verdict_of(pair: RunPair) -> Verdict:
     reason = reason_processes_differ(sample_mixing_of(pair.variant))
     if reason is not None:
         return skipped_verdict(reason)
+    compared = compared_in_words(pair)
     update_cause = cause_of(pair)
     wrong_figures = cause_of_evaluations(pair)
     if update_cause is None and wrong_figures is None:
-        return Verdict(True, compared_in_words(pair))
+        return Verdict(True, compared)
     generators = drawn_generators(pair.variant)
     if generators:
         names = " and ".join(generators)
         return skipped_verdict(f"the loop draws random numbers on each process (generator {names})")
-    wrong_contents = cause_of_contents(pair)
-    if wrong_contents is not None:  # evaluations may then have other contents as well
-        return failed_verdict(compared_in_words(pair), [wrong_contents])
-    drawing_collate = cause_of_drawing_collate(pair.variant)
-    if drawing_collate is not None:
-        return failed_verdict(compared_in_words(pair), [drawing_collate])
+    batch_cause = cause_in_batches(pair)
+    if batch_cause is not None:
+        return failed_verdict(compared, [batch_cause])
     update_causes = [] if update_cause is None else [update_cause]
-    return verdict_on_updates_and_figures(compared_in_words(pair), update_causes, wrong_figures)
+    return verdict_on_updates_and_figures(compared, update_causes, wrong_figures)
 
 
 def compared_in_words(pair: RunPair) -> str:

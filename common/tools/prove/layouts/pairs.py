@@ -136,6 +136,14 @@ def cause_of_drawing_collate(run: ObservedRun) -> Cause | None:
     )
 
 
+def cause_in_batches(pair: RunPair) -> Cause | None:
+    """Return the cause that the two runs train on other contents of batches; None if none is known.
+
+    Their evaluations may then have other contents as well.
+    """
+    return cause_of_contents(pair) or cause_of_drawing_collate(pair.variant)
+
+
 def batches_by_samples(run: ObservedRun) -> dict[tuple[int, tuple[int, ...]], MicroBatch]:
     """Return the first micro-batch of each epoch and list of samples, by these two."""
     batches: dict[tuple[int, tuple[int, ...]], MicroBatch] = {}
