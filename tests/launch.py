@@ -66,8 +66,14 @@ class Launch:
 
 ACCELERATE = ("-m", "accelerate.commands.accelerate_cli", "launch")
 MULTI_CPU = (*ACCELERATE, "--config_file", str(CONFIGS / "multi_cpu.yaml"))
-SHARDS = (*ACCELERATE, "--config_file", str(CONFIGS / "fsdp2_bf16.yaml"))
-SHARDS += ("--mixed_precision", "no", "--num_processes")
+SHARDS = (
+    *ACCELERATE,
+    "--config_file",
+    str(CONFIGS / "fsdp2_bf16.yaml"),
+    "--mixed_precision",
+    "no",
+    "--num_processes",
+)
 LAUNCHES: dict[Launcher, Launch] = {
     "fork": Launch(is_fork=True),
     "two forks": Launch(2, is_fork=True, words=MULTI_CPU),

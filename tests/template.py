@@ -43,15 +43,39 @@ from filelock import FileLock
 
 # The libraries that every recipe imports, and that the first update imports. No library that reads
 # variables which tests set.
-LIBRARIES = ("torch", "torch._dynamo", "accelerate", "tyro", "datasets", "sklearn.datasets")
-LIBRARIES += ("safetensors.torch", "rich.progress", "rich.table", "psutil", "typeguard")
-LIBRARIES += ("PIL.ImageOps", "sklearn.model_selection", "torch.utils.flop_counter")
-LIBRARIES += ("torch.profiler._cupti_monitor", "rich._emoji_codes")
+LIBRARIES = (
+    "torch",
+    "torch._dynamo",
+    "accelerate",
+    "tyro",
+    "datasets",
+    "sklearn.datasets",
+    "safetensors.torch",
+    "rich.progress",
+    "rich.table",
+    "psutil",
+    "typeguard",
+    "PIL.ImageOps",
+    "sklearn.model_selection",
+    "torch.utils.flop_counter",
+    "torch.profiler._cupti_monitor",
+    "rich._emoji_codes",
+)
 # The shared code of recipes. Its import would take a third of a short run.
 SHARED_CODE = ("common.run", "common.config", "common.data.images", "common.measure.classification")
 # The variables that the shared code's console reads when it is made.
-READ_BY_CONSOLE = ("COLUMNS", "LINES", "TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR")
-READ_BY_CONSOLE += ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS", "JUPYTER_LINES")
+READ_BY_CONSOLE = (
+    "COLUMNS",
+    "LINES",
+    "TERM",
+    "COLORTERM",
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "TTY_COMPATIBLE",
+    "TTY_INTERACTIVE",
+    "JUPYTER_COLUMNS",
+    "JUPYTER_LINES",
+)
 # Scripts that change libraries before they import the shared code.
 CHANGE_LIBRARIES_FIRST = ("platforms", "simulated", "host_and_device.py")
 # Further libraries that test modules import, for the forks that are pytest's workers.
@@ -96,7 +120,7 @@ class Children:
         descriptor = os.pidfd_open(process)
         self.selector.register(descriptor, selectors.EVENT_READ, (process, answers, control, test))
 
-    def tell(self, descriptor: int) -> None:
+    def report(self, descriptor: int) -> None:
         """Report the status of a process that has ended, and log its processor time."""
         process, answers, _, test = self.selector.unregister(descriptor).data
         os.close(descriptor)
@@ -115,7 +139,7 @@ class Children:
             if key.data is not None and key.data[2] is control:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(key.data[0], signal.SIGKILL)
-                self.tell(key.fd)
+                self.report(key.fd)
         control.close()
 
     def sockets(self) -> list[socket.socket]:
@@ -131,7 +155,7 @@ def serve(listener: socket.socket, path: str) -> Request:
     while True:
         key, _ = children.selector.select()[0]  # only the first: handling it may close others
         if key.data is not None:
-            children.tell(key.fd)
+            children.report(key.fd)
             continue
         control = key.fileobj
         assert isinstance(control, socket.socket)
@@ -285,10 +309,16 @@ def launch(processes: int, port: int) -> None:
     status 1.
     """
     os.environ.update(OF_TWO)
-    names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    names |= {"GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    names |= {"TORCHELASTIC_RUN_ID": "none"}
-    os.environ.update({name: str(value) for name, value in names.items()})
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "none",
+    }
     ranks = []
     for rank in range(processes):
         process = os.fork()
