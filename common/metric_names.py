@@ -7,7 +7,7 @@ import its name.
 STEP = "progress/global_step"
 EPOCH = "progress/epoch"
 SAMPLES = "progress/samples"
-KEPT_STEP = "progress/kept_step"
+EXPORTED_STEP = "progress/kept_step"
 
 TRAINING_LOSS = "train/loss"
 LEARNING_RATE = "train/learning_rate"  # a further group of parameters has `LEARNING_RATE/group`

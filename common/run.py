@@ -57,7 +57,7 @@ class Run:
         ddp: Mapping[str, object] | None = None,
         rehearse: bool = True,
     ) -> None:
-        """Build the Accelerator, and claim the run directory, so that no other job writes to it.
+        """Build the Accelerator, and take the run directory, so that no other job writes to it.
 
         Args:
             config: the flags.

@@ -146,7 +146,7 @@ def note_refusal(early_flags: argparse.Namespace, refusal: SystemExit) -> None:
         reason = refusal.message
     outcome = Outcome("failed", resumable=False, reason=reason)
     write_refusal(
-        directory_named_by(early_flags), outcome, is_resume=early_flags.resume is not None
+        directory_named_by(early_flags), outcome, is_resumed=early_flags.resume is not None
     )
 
 

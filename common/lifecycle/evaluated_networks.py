@@ -7,9 +7,9 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from common.lifecycle.misuse import (
-    note_several_models,
     other_best_model_error,
     other_exported_model_error,
+    say_which_is_saved_as_best,
 )
 
 
@@ -53,7 +53,7 @@ class EvaluatedNetworks:
 
     def end_rehearsal(self) -> None:
         """Tell the user which network is saved as the best, if the recipe rehearsed several."""
-        note_several_models(len(self.rehearsed))
+        say_which_is_saved_as_best(len(self.rehearsed))
         self.rehearsed.clear()
 
     def note_saved_as_best(self, network: nn.Module) -> None:

@@ -41,7 +41,7 @@ class Evaluations:
         self.states_before_rehearsal: State | None = None  # of the random generators
         self.networks = EvaluatedNetworks()
         self.evaluated_step: int | None = None  # the update after which a network was evaluated
-        self.kept_step: int | None = None  # the update of the model to export, once it is known
+        self.exported_step: int | None = None  # the update of the model to export, once it is known
         # The model's weights that `--init-from` replaced, as `checksums_of_matrices` returns them.
         self.replaced_weights: frozenset[int] = frozenset()
 
@@ -219,7 +219,7 @@ class Evaluations:
         """Load the weights that `model` had at its best evaluation.
 
         Nothing is loaded with `--keep last`, if there was no validation, or if the last weights are
-        the best. Afterwards, `kept_step` is the update of the weights that `model` has.
+        the best. Afterwards, `exported_step` is the update of the weights that `model` has.
 
         Args:
             save: saves a checkpoint with the last weights, which a resume needs. With
@@ -232,7 +232,7 @@ class Evaluations:
         context = self.context
         step = context.progress.global_step
         best_step = context.best.step  # None: there was no evaluation on validation data
-        self.kept_step = step
+        self.exported_step = step
         if not context.best.is_kept or best_step is None:
             return
         bare_model = network_to_evaluate(context.accelerator, model)
@@ -243,6 +243,6 @@ class Evaluations:
         context.checkpoints.wait()
         # All ranks take part in `check`, so no rank goes on before all have written the best model.
         context.decisions.check(step)
-        self.kept_step = best_step
+        self.exported_step = best_step
         path, weights = context.checkpoints.read_best(best_step)
         model_weights.put_weights(bare_model, weights, path)

@@ -65,7 +65,7 @@ def unfinished_error(directory: Path) -> UserError:
     )
 
 
-def note_several_models(count: int) -> None:
+def say_which_is_saved_as_best(count: int) -> None:
     """Tell the user which of several networks is saved as the best; called in the rehearsal.
 
     The recipe evaluates an average of the weights beside the weights themselves, for example.

@@ -100,7 +100,7 @@ def noting_refusal(config: TrainingConfig) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        write_refusal(config.output_dir, outcome_of(error), is_resume=config.resume is not None)
+        write_refusal(config.output_dir, outcome_of(error), is_resumed=config.resume is not None)
         raise
 
 

@@ -63,7 +63,7 @@ class RecipeSource:
         last_sha256 = changes[-1].sha256 if changes else saved.sha256
         last_file = directory.path / (changes[-1].file if changes else FIRST_SOURCE)
         if last_sha256 != self.sha256 and not self.is_same_code(last_file):
-            self.tell_change(last_file, step)
+            self.say_change(last_file, step)
             name = CHANGED_SOURCE.format(step=f"{step:08d}")
             write_on_rank_zero(directory, name, self.text)
             changes.append(SourceChange(global_step=step, sha256=self.sha256, file=name))
@@ -79,7 +79,7 @@ class RecipeSource:
         except (SyntaxError, ValueError, RecursionError):
             return None
 
-    def tell_change(self, last_file: Path, step: int) -> None:
+    def say_change(self, last_file: Path, step: int) -> None:
         """Print that the recipe was changed, and the lines that differ from `last_file`."""
         warn(
             "the recipe was changed since this run last used it; the change applies from update "

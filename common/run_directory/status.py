@@ -48,7 +48,7 @@ def write_outcome(
     write_json(path / STATUS, Status(**facts).to_json())
 
 
-def write_refusal(directory: str | Path | None, outcome: Outcome, *, is_resume: bool) -> None:
+def write_refusal(directory: str | Path | None, outcome: Outcome, *, is_resumed: bool) -> None:
     """Write to `status.json` of an unfinished run why a command could not continue it.
 
     A supervisor may repeat the command until the run is finished. Without the reason in the status,
@@ -58,13 +58,13 @@ def write_refusal(directory: str | Path | None, outcome: Outcome, *, is_resume: 
     Args:
         directory: the run's directory, as the command named it. With None, nothing is written.
         outcome: the failure of the command.
-        is_resume: whether the command was meant to resume.
+        is_resumed: whether the command resumes a run.
     """
     if directory is None or not is_main_rank():
         return
     path = Path(directory)
     # Without --resume, a run in the directory belongs to another command.
-    if not is_resume and os.path.exists(path / CONFIG):
+    if not is_resumed and os.path.exists(path / CONFIG):
         return
     if read_status(path).status in ("unknown", "finished"):  # "unknown": there is no run
         return

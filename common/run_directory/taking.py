@@ -69,7 +69,9 @@ def take_run_directory(config: ResumableConfig, recipe: str, timeout: float) -> 
             lambda: take_on_rank_zero(config, recipe, timeout, lock, undo)
         )
         if taken_directory is not None and several_machines():
-            require_shared_folder(taken_directory.mark, timeout, resume=config.resume is not None)
+            require_shared_folder(
+                taken_directory.mark, timeout, is_resumed=config.resume is not None
+            )
     except UserError:
         undo.close()
         unlock_before_exit(lock)
@@ -147,7 +149,7 @@ def unlock_before_exit(lock: contextlib.ExitStack) -> None:
     let_gloo_release()
 
 
-def require_shared_folder(mark: Path, timeout: float, resume: bool) -> None:
+def require_shared_folder(mark: Path, timeout: float, is_resumed: bool) -> None:
     """Raise a `UserError` on all ranks if one of them does not see a file that rank 0 has made.
 
     All ranks call this before training, to find machines that do not share the run's file system.
@@ -156,7 +158,7 @@ def require_shared_folder(mark: Path, timeout: float, resume: bool) -> None:
     Args:
         mark: the file.
         timeout: the seconds to wait for the file.
-        resume: whether the run is resumed, so that `--output-dir` can't name another directory.
+        is_resumed: whether the run is resumed, so that `--output-dir` can't name another directory.
     """
     # Wait, because NFS may hide a new folder for some time.
     deadline = time.monotonic() + timeout
@@ -169,7 +171,7 @@ def require_shared_folder(mark: Path, timeout: float, resume: bool) -> None:
     if ranks_without_file:
         names = f"{', '.join(ranks_without_file):.200}"
         advice = "pass an --output-dir on a file system that all machines share"
-        if resume:
+        if is_resumed:
             advice = "move this run to a file system that all machines share, and resume it there"
         raise UserError(
             (
@@ -181,17 +183,17 @@ def require_shared_folder(mark: Path, timeout: float, resume: bool) -> None:
         )
 
 
-def make_directory(output_dir: str | None, recipe: str, resume: bool) -> Path:
+def make_directory(output_dir: str | None, recipe: str, is_resumed: bool) -> Path:
     """Make a run's directory and return it: `output_dir`, or a new folder under `runs/`.
 
     Raises:
-        UserError: the directory can't be made, or it contains runs and `resume` is false.
+        UserError: the directory can't be made, or it contains runs and `is_resumed` is false.
     """
     if output_dir is not None:
         path = Path(output_dir)
-        if not resume:
+        if not is_resumed:
             refuse_to_write_over(path, recipe)
-        with writing(str(path) if resume else f"--output-dir {path}"):
+        with writing(str(path) if is_resumed else f"--output-dir {path}"):
             path.mkdir(parents=True, exist_ok=True)
             (path / LOCK).touch()  # raises an error now if the directory can't be written
         return path

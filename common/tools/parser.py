@@ -37,7 +37,7 @@ def tool_parser(
 
 
 def refuse_early_flags(
-    words: Sequence[str], flags: Sequence[str], subject: str, kind: str, example: str
+    words: Sequence[str], flags: Sequence[str], subject: str, noun: str, example: str
 ) -> None:
     """Raise a `UserError` if a flag of the recipe stands before the recipe or run of the command.
 
@@ -48,11 +48,11 @@ def refuse_early_flags(
         words: the whole command line.
         flags: the words that the parser does not know: the recipe's flags, and their values.
         subject: the word that the parser took for the recipe or run.
-        kind: "recipe" or "run", for the message.
+        noun: "recipe" or "run", for the message.
         example: a correct command without flags, such as "recipes prove recipes/resnet.py".
     """
     if flags and words.index(flags[0]) < words.index(subject):
         raise UserError(
-            f"{flags[0]} stands before the {kind}",
-            advice=f"put the {kind} first, as in {example} {flags[0]} …",
+            f"{flags[0]} stands before the {noun}",
+            advice=f"put the {noun} first, as in {example} {flags[0]} …",
         )

@@ -149,7 +149,7 @@ def flags_on_card(config: TrainingConfig, given_flags: Flags) -> str:
     `flags_as_text` for the rest.
     """
     words: list[str] = []
-    for name, value in changed_flags(config, given_flags).items():
+    for name, value in non_default_flags(config, given_flags).items():
         if role_of(type(config), name).compared:
             flag_word, *value_words = words_of_flag(type(config), name, value)
             words += [flag_word, *map(without_folder, value_words)]
@@ -166,12 +166,12 @@ def flags_as_text(config: TrainingConfig, given_flags: Flags) -> str:
         given_flags: the values before anything resolved `auto`, by name.
     """
     words: list[str] = []
-    for name, value in changed_flags(config, given_flags).items():
+    for name, value in non_default_flags(config, given_flags).items():
         words += words_of_flag(type(config), name, value)
     return command_line(words) or "none"
 
 
-def changed_flags(config: TrainingConfig, given_flags: Flags) -> dict[str, object]:
+def non_default_flags(config: TrainingConfig, given_flags: Flags) -> dict[str, object]:
     """Return the flags that do not have their defaults; see `flags_as_text` for the arguments."""
     changed: dict[str, object] = {}
     for field in fields(config):

@@ -7,13 +7,13 @@ from common.metric_names import (
     COMPILE_SECONDS,
     DATA_WAIT,
     EPOCH,
+    EXPORTED_STEP,
     GOODPUT,
     GPU_POWER,
     GPU_UTILIZATION,
     GRADIENT_NORM,
     HOST_MEMORY,
     JOULES_PER_SAMPLE,
-    KEPT_STEP,
     LEARNING_RATE,
     LOSS_SCALE,
     MFU,
@@ -260,7 +260,7 @@ MEANINGS = {
     STEP: "updates so far; the x-axis of charts",
     EPOCH: "passes over the training data so far",
     SAMPLES: "samples that all processes have trained on so far",
-    KEPT_STEP: "the update that the exported model is from; at the end of the run",
+    EXPORTED_STEP: "the update that the exported model is from; at the end of the run",
 }
 
 

@@ -12,7 +12,7 @@ from common.measure.memory_plan import MemoryRows, comparison_text, plan_text
 from common.metric_names import (
     COMPILE_SECONDS,
     EPOCH,
-    KEPT_STEP,
+    EXPORTED_STEP,
     LEARNING_RATE,
     STEP,
     THROUGHPUT,
@@ -242,10 +242,10 @@ def model_text(run_config: RunConfig, summary: Mapping[str, float]) -> str:
     """Return which model the final figures are from, for the final table."""
     if run_config.flags["evaluate_only"]:
         return evaluated_model_text(run_config)
-    kept_step = f"{summary[KEPT_STEP]:,.0f}"
+    exported_step = f"{summary[EXPORTED_STEP]:,.0f}"
     last_step = f"{summary[STEP]:,.0f}"
-    best = "" if kept_step == last_step else f", the best of {last_step}"
-    return f"of update {kept_step}{best}"
+    best = "" if exported_step == last_step else f", the best of {last_step}"
+    return f"of update {exported_step}{best}"
 
 
 def metric_suffixes(

@@ -33,7 +33,7 @@ SIXTEEN_BIT_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def choose_precision(
-    requested: RequestedPrecision, use_cpu: bool, resumes: bool = False
+    requested: RequestedPrecision, use_cpu: bool, is_resumed: bool = False
 ) -> Precision:
     """Return the precision to run in.
 
@@ -41,7 +41,8 @@ def choose_precision(
         requested: the value of `--mixed-precision`. ``auto`` takes the launcher's precision, or the
             best of this device if the launcher names none.
         use_cpu: whether the CPU trains. It does if there is no accelerator.
-        resumes: whether a run is resumed. Its precision can't change, so an error has other advice.
+        is_resumed: whether a run is resumed. Its precision can't change, so the advice of an error
+            differs.
 
     Raises:
         UserError: the device can't run this precision, or the launcher names a precision that
@@ -59,7 +60,7 @@ def choose_precision(
         device = "a CPU" if is_on_cpu else "this GPU"
         remark = TF32_REMARK if precision == "tf32" else ""
         advice = f"pass --mixed-precision {best}"
-        if resumes:
+        if is_resumed:
             advice = (
                 "resume this run on a machine that supports this precision, or start a new run "
                 f"with --mixed-precision {best}"
@@ -125,13 +126,13 @@ def cpu_has_bf16() -> bool:
     )
 
 
-def warn_of_slow_bf16(precision: Precision, resumes: bool) -> None:
+def warn_of_slow_bf16(precision: Precision, is_resumed: bool) -> None:
     """Warn that this processor only emulates bf16, if the run computes in bf16.
 
     Call this only if the CPU trains. A resumed run can't change its precision, so it gets no
     warning.
     """
-    if precision == "bf16" and not (cpu_has_bf16() or resumes):
+    if precision == "bf16" and not (cpu_has_bf16() or is_resumed):
         problem = "this processor emulates bf16, which takes many times as long as fp32"
         warn(f"{problem}: pass --mixed-precision no")
 

@@ -11,7 +11,13 @@ from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, StartedRun
 from common.measure.memory_plan import MemoryRows
 from common.measure.value_checks import Metrics
-from common.metric_names import COMPILE_SECONDS, GOODPUT, KEPT_STEP, TOTAL_SECONDS, TRAINING_SECONDS
+from common.metric_names import (
+    COMPILE_SECONDS,
+    EXPORTED_STEP,
+    GOODPUT,
+    TOTAL_SECONDS,
+    TRAINING_SECONDS,
+)
 from common.objective import PREFIXES
 from common.ranks.agreement import wait_for_ranks
 from common.run_directory.model_records import ModelFacts
@@ -40,18 +46,18 @@ def finish(started: StartedRun, evaluations: Evaluations, figures: Metrics) -> N
     was_trained = not context.config.evaluate_only
     end_training(started)
     # The final evaluation used the last weights, unless `load_best` loaded earlier ones.
-    kept_step = step if evaluations.kept_step is None else evaluations.kept_step
-    model_position = started.plan.position_figures(kept_step)
+    exported_step = step if evaluations.exported_step is None else evaluations.exported_step
+    model_position = started.plan.position_figures(exported_step)
     final_figures = evaluations.log_final(figures, split, model_position)
     DISPLAY.show_activity("finishing")
     context.logs.write_row()
     memory = started.memory_plan.finish() if was_trained else []
-    summary = summarize(context, final_figures, kept_step)
+    summary = summarize(context, final_figures, exported_step)
     # Unless the model is sharded, this is the last time that the ranks meet. So no rank waits in a
     # collective, which could time out, while rank 0 writes the model.
     wait_for_ranks(context.accelerator)
     if was_trained:
-        export_model(started, evaluations, kept_step, summary)
+        export_model(started, evaluations, exported_step, summary)
     context.directory.write(SUMMARY, Summary.model_validate(summary).to_json())
     write_memory(context, memory)
     send_results(started, figures, memory)
@@ -87,18 +93,18 @@ def end_training(started: StartedRun) -> None:
 
 
 def summarize(
-    context: Context, final_figures: Mapping[str, float], kept_step: int
+    context: Context, final_figures: Mapping[str, float], exported_step: int
 ) -> dict[str, float]:
     """Return the figures for `summary.json`, which is not written yet.
 
     Args:
-        kept_step: the update after which the model had the weights that are exported.
+        exported_step: the update after which the model had the weights that are exported.
     """
     summary = {**context.logs.pending_row.latest, **final_figures}
     if not context.config.evaluate_only:
         summary |= context.meters.whole_run_figures()
     summary[GOODPUT] = context.meters.goodput()
-    summary[KEPT_STEP] = kept_step
+    summary[EXPORTED_STEP] = exported_step
     if context.best.value is not None:
         summary[context.objective.best_key] = context.best.value
     if context.config.compile:
@@ -111,13 +117,13 @@ def summarize(
 def export_model(
     started: StartedRun,
     evaluations: Evaluations,
-    kept_step: int,
+    exported_step: int,
     summary: Mapping[str, float],
 ) -> None:
     """Write `model/`: rank 0 alone, or all ranks together if the model is sharded.
 
     Args:
-        kept_step: the update after which the model had the weights that are exported.
+        exported_step: the update after which the model had the weights that are exported.
         summary: the figures for the model card.
     """
     context = started.context
@@ -130,7 +136,7 @@ def export_model(
     facts = ModelFacts(
         recipe=context.recipe,
         class_name=type(structure).__name__,
-        update=kept_step,
+        update=exported_step,
         run_id=context.directory.run_id,
     )
     description = {**facts.to_json(), **started.description}

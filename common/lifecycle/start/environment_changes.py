@@ -7,7 +7,7 @@ from common.system.wording import counted, listed
 PACKAGES_WITHOUT_EFFECT = ("wandb",)  # it records figures and computes none
 
 
-def tell_changed_environment(before: Environment, now: Environment) -> None:
+def say_changed_environment(before: Environment, now: Environment) -> None:
     """Say on rank 0 if a run continues where its bits can't equal those of an uninterrupted run.
 
     Args:

@@ -18,7 +18,7 @@ from common.flags import role_of
 from common.lifecycle.saving import restore
 from common.lifecycle.stages import Context, KeptParts, LoadedData, PlannedRun, StartedRun
 from common.lifecycle.start.environment import current_environment
-from common.lifecycle.start.environment_changes import tell_changed_environment
+from common.lifecycle.start.environment_changes import say_changed_environment
 from common.lifecycle.start.run_config import compose_run_config
 from common.lifecycle.training_figures import position_figures
 from common.measure.memory_plan import MemoryPlan
@@ -54,7 +54,7 @@ def start(
     """
     replaced_weights: frozenset[int] = frozenset()
     if context.config.init_from is not None:
-        replaced_weights = load_initial(context, loaded, kept)
+        replaced_weights = load_initial_with_copies(context, loaded, kept)
         initial_weights.keep_initial(context.config, context.directory.path)
     planned = plan_run(context, loaded, plan, kept, description)
     earlier_config = config_to_resume(context)
@@ -66,7 +66,9 @@ def start(
     return StartedRun(**vars(planned), saved_config=saved_config, replaced_weights=replaced_weights)
 
 
-def load_initial(context: Context, loaded: LoadedData, kept: KeptParts) -> frozenset[int]:
+def load_initial_with_copies(
+    context: Context, loaded: LoadedData, kept: KeptParts
+) -> frozenset[int]:
     """Load the weights of `--init-from` into the model, and into networks that are copies of it.
 
     Returns:
@@ -210,7 +212,7 @@ def restore_checkpoint(planned: PlannedRun, earlier_config: RunConfig | None) ->
         return None
     random_states = restore(planned, Path(resume))
     if planned.context.progress.global_step > 0:
-        tell_changed_environment(earlier_config.environment, planned.environment)
+        say_changed_environment(earlier_config.environment, planned.environment)
     return random_states
 
 
@@ -229,12 +231,12 @@ def record_start(planned: PlannedRun, earlier_config: RunConfig | None) -> RunCo
     source = context.source.record(directory, saved_source, step)
     saved_config = compose_run_config(planned, source, earlier_config)
     directory.write(CONFIG, saved_config.to_json())
-    changes = changed_flags(context.config, earlier_config)
+    changes = flags_changed_by_resume(context.config, earlier_config)
     context.provenance.begin(step, planned.environment, changes)
     return saved_config
 
 
-def changed_flags(config: TrainingConfig, earlier_config: RunConfig | None) -> Flags:
+def flags_changed_by_resume(config: TrainingConfig, earlier_config: RunConfig | None) -> Flags:
     """Return the flags that runs are compared by and that this resume has changed.
 
     They are for `attempts.json`, because `config.json` has only the flags of the last attempt. A

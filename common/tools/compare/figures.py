@@ -106,7 +106,7 @@ def figures_of(run: RunRecord, target: float | None) -> RunFigures:
     best = run.summary.get(
         run.objective.best_key, run.objective.best(run.values(run.objective_key))
     )
-    memory_kind, peak = peak_memory(run)
+    memory_kind, peak = memory_kind_and_peak(run)
     metrics = {name: figure_of_run(run, name) for name in FIGURES}
     metrics[PEAK] = peak  # runs log no metric of this name
     if not run.is_trained:  # its model may have reached the target in another run
@@ -172,7 +172,7 @@ def evaluated_samples(run: RunRecord, split: Split) -> float | None:
     return counts[-1] if counts else None
 
 
-def peak_memory(run: RunRecord) -> tuple[MemoryKind | None, float | None]:
+def memory_kind_and_peak(run: RunRecord) -> tuple[MemoryKind | None, float | None]:
     """Return whose memory was measured, and its peak in MiB; both are None if neither was logged.
 
     The device's memory comes first. The host's memory stands in where the run logged no other.

@@ -62,7 +62,7 @@ def reproduce(request: ReproductionRequest) -> int:
         SystemExit: with status 130, after Ctrl-C or SIGTERM. The new run has saved itself.
     """
     old = read_old_run(request.directory)
-    began = claim(request, old).began
+    began = claim_folder(request, old).began
     with (
         stoppable("the same command"),
         code_of_run(old, request.uses_current_code) as code,
@@ -129,7 +129,7 @@ class DifferenceReporter:
         return added
 
 
-def claim(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
+def claim_folder(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
     """Mark the folder of the new run as a reproduction of this run with these flags.
 
     Only a reproduction of the same run with the same flags may continue in this folder.
@@ -148,7 +148,7 @@ def claim(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
     if receipt is None:
         if (output / CONFIG).exists():
             raise UserError(f"{output} contains an ordinary run, not a reproduction", advice=advice)
-        return begin(request, old)
+        return write_first_receipt(request, old)
     if receipt.original_run_id != old.saved_config.run_id:
         raise UserError(
             f"{output} contains the reproduction of another run, which was in {receipt.original}",
@@ -156,7 +156,7 @@ def claim(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
         )
     if receipt.flags != [*request.flags]:
         if not (output / CONFIG).exists():  # nothing was trained there: the command failed early
-            return begin(request, old)
+            return write_first_receipt(request, old)
         flags = command_line(receipt.flags) or "no flags of the recipe"
         raise UserError(
             f"{output} contains a reproduction of this run with other flags ({flags})",
@@ -165,7 +165,7 @@ def claim(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
     return receipt
 
 
-def begin(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
+def write_first_receipt(request: ReproductionRequest, old: ComparedRun) -> Reproduction:
     """Write the receipt of a reproduction that begins into its folder, and return it."""
     with writing(f"--output-dir {request.output}"):
         request.output.mkdir(parents=True, exist_ok=True)

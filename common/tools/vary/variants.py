@@ -86,7 +86,7 @@ def run_variants(
     command = [recipe, *flags, "--num-processes", num_processes]
     directory = Path(output_dir or default_directory(command)).resolve()
     with locked_folder_of_runs(directory, "--output-dir", "the same command"):
-        claim(directory, command)
+        claim_folder(directory, command)
         seeds_text = counted(seeds, "seed")
         say(f"variants: {len(variants)}, with {seeds_text} each, in {shown_path(directory)}")
         finished = train_all(variants, recipe, shared, seeds, directory)
@@ -225,7 +225,7 @@ def default_directory(command: list[str]) -> str:
     return f"runs/vary-{Path(command[0]).stem}-{digest}"
 
 
-def claim(directory: Path, command: list[str]) -> None:
+def claim_folder(directory: Path, command: list[str]) -> None:
     """Note in a directory to which command it belongs, so that only this command continues in it.
 
     Raises:

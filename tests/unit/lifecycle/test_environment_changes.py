@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.lifecycle.start.environment_changes import tell_changed_environment
+from common.lifecycle.start.environment_changes import say_changed_environment
 from common.run_directory.records import Environment
 
 CPU = Environment(
@@ -38,7 +38,7 @@ def test_change_that_may_change_bits_is_named(
     before: Environment, change: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The sentence states the new value and the earlier one."""
-    tell_changed_environment(before, before.model_copy(update=change))
+    say_changed_environment(before, before.model_copy(update=change))
     printed = " ".join(capsys.readouterr().out.split())
     assert f"the run continues {'on' if 'device_type' in change else 'with'} {words}" in printed
 
@@ -58,5 +58,5 @@ def test_other_changes_are_not_mentioned(
     before: Environment, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A resume in the same environment prints nothing either."""
-    tell_changed_environment(before, before.model_copy(update=change))
+    say_changed_environment(before, before.model_copy(update=change))
     assert not capsys.readouterr().out

@@ -11,7 +11,7 @@ import torch
 
 from common.checkpoints.folders import step_folders
 from common.errors import UserError
-from common.lifecycle.start.starting import changed_flags
+from common.lifecycle.start.starting import flags_changed_by_resume
 from common.run import Run
 from common.storage.digests import signed
 from common.storage.json_files import json_safe
@@ -140,7 +140,7 @@ def test_precision_that_auto_chose_is_no_changed_flag(ran: str, changed: dict[st
     config = regression.Config(mixed_precision="no")
     flags = json_safe(vars(config)) | {"mixed_precision": "auto"}
     earlier = saved_config(config=flags, environment={"mixed_precision": ran})
-    assert changed_flags(config, earlier) == changed
+    assert flags_changed_by_resume(config, earlier) == changed
 
 
 def test_tf32_is_a_precision_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,7 @@ def test_unreadable_status_is_unknown(content: bytes | None, tmp_path: Path) -> 
     if content is not None:
         (tmp_path / "status.json").write_bytes(content)
     assert read_status(tmp_path) == Status()
-    write_refusal(tmp_path, REFUSED, is_resume=True)
+    write_refusal(tmp_path, REFUSED, is_resumed=True)
     assert read_status(tmp_path) == Status()
     directory = take_directory(tmp_path, resume=True)
     assert status_of(tmp_path)["global_step"] == 0
@@ -152,20 +152,20 @@ def test_wrong_command_stops_the_supervisor(
     """A finished run, another rank, and a run that trains under a right command are left alone."""
     directory = take_directory(tmp_path)
     directory.write_status(status, 4)
-    write_refusal(tmp_path, REFUSED, is_resume=True)
+    write_refusal(tmp_path, REFUSED, is_resumed=True)
     assert status_of(tmp_path)["status"] == status
     directory.release()
     with monkeypatch.context() as other:
         other.setenv("RANK", "1")
-        write_refusal(tmp_path, REFUSED, is_resume=True)
+        write_refusal(tmp_path, REFUSED, is_resumed=True)
         assert status_of(tmp_path)["status"] == status
-    write_refusal(tmp_path, REFUSED, is_resume=True)
+    write_refusal(tmp_path, REFUSED, is_resumed=True)
     assert status_of(tmp_path) == {
         "status": "failed", "resumable": False, "reason": "wrong flags", "global_step": 4,
         "run_id": directory.run_id,
     }  # fmt: skip
     directory.write_status("finished", 9)
-    write_refusal(tmp_path, REFUSED, is_resume=True)
+    write_refusal(tmp_path, REFUSED, is_resumed=True)
     assert status_of(tmp_path)["status"] == "finished"
 
 

@@ -112,11 +112,11 @@ def test_impossible_directory_gives_one_sentence(path: str) -> None:
     """The system may refuse it for any reason."""
     Path("file").write_text("")
     with pytest.raises(UserError, match=r"--output-dir .* can't be made or written"):
-        make_directory(path, "mnist_mlp", resume=False)
+        make_directory(path, "mnist_mlp", is_resumed=False)
     with pytest.raises(UserError, match=r"--output-dir .* can't be made or written"):
         take_directory(path)
     with pytest.raises(UserError, match=r"^(?!--output-dir).* can't be made or written"):
-        make_directory(path, "mnist_mlp", resume=True)
+        make_directory(path, "mnist_mlp", is_resumed=True)
 
 
 @pytest.mark.parametrize("obstacle", ["file", "link"])
@@ -140,7 +140,7 @@ def test_file_in_place_of_runs_gives_one_sentence(obstacle: str) -> None:
 def test_machine_without_the_directory_is_named(resume: bool, advice: str, tmp_path: Path) -> None:
     """A run is resumed in its own directory, so another `--output-dir` would be refused."""
     with pytest.raises(UserError, match=r"rank 0 on .* can't see what rank 0 writes") as refused:
-        require_shared_folder(tmp_path / "mark", timeout=0, resume=resume)
+        require_shared_folder(tmp_path / "mark", timeout=0, is_resumed=resume)
     assert refused.value.advice == advice
 
 

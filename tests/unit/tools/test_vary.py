@@ -12,7 +12,7 @@ from common.errors import UserError
 from common.tools.launching.command import command_of_run
 from common.tools.vary.command import main
 from common.tools.vary.records import VARY_FILE, read_command
-from common.tools.vary.variants import claim, directory_name, variant_title
+from common.tools.vary.variants import claim_folder, directory_name, variant_title
 from tests.unit.tools.tune.test_search import STUB
 
 pytestmark = pytest.mark.usefixtures("forking_python", "restored_sigterm")  # for the variants
@@ -184,15 +184,15 @@ def test_record_of_the_command_may_be_damaged(
     folder = tmp_path / "v"
     folder.mkdir()
     command = ["r.py", "--epochs", "1"]
-    claim(folder, command)
+    claim_folder(folder, command)
     assert read_command(folder) == command
     record = folder / VARY_FILE
-    claim(folder, command)
+    claim_folder(folder, command)
     assert '"command"' in record.read_text()
     for damaged in ("{}", '{"command": "r.py"}', '{"command": [1]}', "[]", "half"):
         record.write_text(damaged)
         with pytest.raises(UserError, match=f"{VARY_FILE} .*: restore it from a backup"):
-            claim(folder, command)
+            claim_folder(folder, command)
 
 
 def test_recipe_must_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

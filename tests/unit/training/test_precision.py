@@ -109,7 +109,7 @@ def test_resumed_run_is_not_told_to_change_its_precision(monkeypatch: pytest.Mon
     """A resume refuses another precision, so the flag is for a new run."""
     monkeypatch.setattr("common.training.precision.cpu_has_bf16", lambda: False)
     with pytest.raises(UserError) as refused:
-        choose_precision("fp16", use_cpu=True, resumes=True)
+        choose_precision("fp16", use_cpu=True, is_resumed=True)
     assert refused.value.problem == "--mixed-precision fp16 can't be used on a CPU"
     assert refused.value.advice == (
         "resume this run on a machine that supports this precision, or start a new run with "

@@ -174,7 +174,7 @@ def record_of(
     rows = merge_rows(rows_of_metrics)
     # A run writes its total time only at its end. Without it, the values are not yet a summary.
     final_summary = chartable_numbers(summary) if TOTAL_SECONDS in summary else {}
-    saved_config, objective = parse_config(config, source)
+    saved_config, objective = parse_saved_config(config, source)
     status, reason = status_of(state, rows, has_summary=bool(final_summary))
     return RunRecord(
         name=name,
@@ -207,7 +207,7 @@ def status_of(
     return status, None
 
 
-def parse_config(config: Mapping[str, object], source: str) -> tuple[RunConfig, Objective]:
+def parse_saved_config(config: Mapping[str, object], source: str) -> tuple[RunConfig, Objective]:
     """Return a run's configuration and objective, from the flags and facts at W&B.
 
     Args:

@@ -18,7 +18,7 @@ from common.tools.reproduce.report import show_differences
 from common.tools.reproduce.reproduction import (
     DifferenceReporter,
     ReproductionRequest,
-    claim,
+    claim_folder,
     train,
 )
 from tests.unit.tools.reproduce.made_up_runs import write_run
@@ -68,9 +68,9 @@ def test_interrupted_reproduction_keeps_the_time_of_its_start(
     request = ReproductionRequest(old.directory, tmp_path / "new", (), None, False)
     times = iter(("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"))
     monkeypatch.setattr(reproduction, "current_time", lambda: next(times))
-    first = claim(request, old)
+    first = claim_folder(request, old)
     assert first.began == "2026-01-01T00:00:00+00:00"
-    assert claim(request, old) == first
+    assert claim_folder(request, old) == first
 
 
 def test_command_that_trained_nothing_may_be_repeated_with_other_flags(
@@ -78,22 +78,22 @@ def test_command_that_trained_nothing_may_be_repeated_with_other_flags(
 ) -> None:
     """The data may have been moved, and then the repetition names the new place."""
     request = ReproductionRequest(old.directory, tmp_path / "new", (), None, False)
-    claim(request, old)
+    claim_folder(request, old)
     flags = ("--dataset", "elsewhere")
-    assert claim(replace(request, flags=flags), old).flags == [*flags]
+    assert claim_folder(replace(request, flags=flags), old).flags == [*flags]
 
 
 def test_folder_of_another_reproduction_is_refused(old: ComparedRun, tmp_path: Path) -> None:
     """The message says whether the run differs or its flags."""
     request = ReproductionRequest(old.directory, tmp_path / "new", (), None, False)
-    claim(request, old)
+    claim_folder(request, old)
     write_json(tmp_path / "new" / "config.json", {})  # the training has begun
     with pytest.raises(UserError, match=r"with other flags \(no flags of the recipe\): pass"):
-        claim(replace(request, flags=("--seed", "1")), old)
+        claim_folder(replace(request, flags=("--seed", "1")), old)
     other = write_run(tmp_path / "other", data=DATA)
     other_config = other.saved_config.model_copy(update={"run_id": "another"})
     with pytest.raises(UserError, match=f"reproduction of another run, .* in {old.directory}: "):
-        claim(request, replace(other, saved_config=other_config))
+        claim_folder(request, replace(other, saved_config=other_config))
 
 
 class FailingRun:
