@@ -27,12 +27,12 @@ OF_ANOTHER_RUN = "of-another-run"  # a folder beside the checkpoints
 
 
 def checkpoint_name(step: int) -> str:
-    """Return the name of the folder of the checkpoint of an update; `NAME` matches it."""
+    """Return the name of a checkpoint's folder, by its update; `NAME` matches it."""
     return f"step-{step:08d}"
 
 
 def best_name(step: int) -> str:
-    """Return the name of the file of the best model, without its suffix; see `BEST`."""
+    """Return the name of the best model's file, by its update and without suffix; see `BEST`."""
     return f"best-{step:08d}"
 
 

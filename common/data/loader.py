@@ -65,7 +65,7 @@ class RunSignals:
     is_rehearsing: Callable[[], bool] = never
     # Whether the recipe evaluates now, be it a rehearsal or not.
     is_evaluating: Callable[[], bool] = never
-    # Takes the number of samples of each batch of a rehearsal.
+    # Called in a rehearsal with the size of each batch, in samples.
     note_rehearsed: Callable[[int], None] = ignore
 
 

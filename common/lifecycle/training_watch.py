@@ -35,7 +35,7 @@ class TrainingWatch:
         self.step_before_loop: int | None = None  # the update that this process began after
         self.sums_before_loop: list[int] = []  # checksums of the weights before the loop
         self.has_trained = False  # whether an optimizer has made a step that had gradients
-        # The number of steps of each scheduler of `run.plan.schedule` before the loop.
+        # How many steps each scheduler of `run.plan.schedule` had made before the loop.
         self.scheduler_steps_before_loop: dict[LambdaLR, int] = {}
         self.updates = 0  # of this process
         self.added_gradients = AddedGradients()

@@ -1,4 +1,4 @@
-"""The rows of figures that tables of runs and of groups have."""
+"""The rows of a comparison's tables: one metric each, with a value for each run."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -91,7 +91,11 @@ def ratio_of_rates(baseline: Sample, group: Sample) -> float:
 
 
 def ratio_span_text(interval: ConfidenceInterval) -> str:
-    """Return the interval of a ratio of rates, from that of the difference of their logarithms."""
+    """Return the interval of a ratio of two rates.
+
+    Args:
+        interval: that of the difference of their logarithms.
+    """
     low = exponential(interval.low)
     high = exponential(interval.high)
     return confidence_interval_text(interval.confidence, low, high, ".2f")
