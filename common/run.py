@@ -36,7 +36,7 @@ from common.measure.flops import ComputeLoss
 from common.measure.value_checks import Metrics
 from common.track.recorded_media import Values
 from common.training.gradients.gathering import Gatherer
-from common.training.launch.notebook import is_embedded, note_ranks_of_debug_launcher
+from common.training.launch.notebook import is_embedded, set_ranks_of_debug_launcher
 from common.training.plan import Plan
 from common.training.precision import compute_dtype
 
@@ -73,7 +73,7 @@ class Run:
                 be used.
             SystemExit: with status 0, if the run to resume is finished.
         """
-        note_ranks_of_debug_launcher()
+        set_ranks_of_debug_launcher()
         self._is_embedded = is_embedded(recipe_file)
         DISPLAY.begin("starting")
         record_reads(config)

@@ -87,8 +87,17 @@ SAME_UPDATES = (
 SHIFTED_UPDATES = (*SAME_UPDATES, "--max-shift", 2)  # of images, in training
 
 # The slowest fixtures below.
-SHARED_RUNS = {"learned_mlp", "learned_resnet", "learned_bert", "whole_mlp", "whole_bert"}
-SHARED_RUNS |= {"accumulated_bert", "distributed_bert", "distributed_mlp", "distributed_resnet"}
+SHARED_RUNS = {
+    "learned_mlp",
+    "learned_resnet",
+    "learned_bert",
+    "whole_mlp",
+    "whole_bert",
+    "accumulated_bert",
+    "distributed_bert",
+    "distributed_mlp",
+    "distributed_resnet",
+}
 
 
 def first(count: int, values: Iterable[Any], in_ci: int | None = None) -> list[Any]:

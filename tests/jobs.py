@@ -15,12 +15,12 @@ import psutil
 
 from tests.launch import LAUNCHES, REPOSITORY, Finished, Launcher, Runner, clean_environment
 
-EVERY = 3
+CHECKPOINT_EVERY = 3  # updates
 # Dropout, shifts, accumulation, and several epochs of 11 updates, with checkpoints in the middle of
 # each.
 MLP = (
     *("--dataset", "digits", "--epochs", 8, "--batch-size", 64, "--dropout", 0.2),
-    *("--gradient-accumulation-steps", 2, "--log-every", 3, "--checkpoint-every", EVERY),
+    *("--gradient-accumulation-steps", 2, "--log-every", 3, "--checkpoint-every", CHECKPOINT_EVERY),
     *("--hidden-sizes", 64, 48, "--max-shift", 1, "--tracker", "none"),
 )
 LONG = ("--epochs", 2000)  # longer than any test waits

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Unusable(BaseHTTPRequestHandler):
-    """Answers each request as the `kind` of its server says."""
+    """Answers each request as the `answer` of its server says."""
 
     server: UnusableServer
 
@@ -20,15 +20,15 @@ class Unusable(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Read the request, and answer wrongly or not at all."""
         question = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.server.asked.append(self.path)
-        if self.server.kind == "hang":
+        self.server.requested_paths.append(self.path)
+        if self.server.answer == "hang":
             self.server.released.wait(60)
-        elif self.server.kind == "known key" and b"{ viewer {" in question:
+        elif self.server.answer == "known key" and b"{ viewer {" in question:
             self.send("200", b'{"data": {"viewer": {"id": "me"}}}')
-        elif self.server.kind in ("rubbish", "known key"):
+        elif self.server.answer in ("rubbish", "known key"):
             self.send("200", b"\x00 <html>")
         else:
-            self.send(self.server.kind, b"no")
+            self.send(self.server.answer, b"no")
 
     def send(self, status: str, body: bytes) -> None:
         """Send an answer."""
@@ -42,28 +42,28 @@ class Unusable(BaseHTTPRequestHandler):
 
 
 class UnusableServer(ThreadingHTTPServer):
-    """Serves one kind of wrong answers, and remembers the paths of all requests."""
+    """Serves one wrong answer, and remembers the paths of all requests."""
 
     daemon_threads = True
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, answer: str) -> None:
         super().__init__(("127.0.0.1", 0), Unusable)
-        self.kind = kind
+        self.answer = answer
         self.released = threading.Event()
-        self.asked: list[str] = []
+        self.requested_paths: list[str] = []
 
 
 @contextmanager
-def unusable_server(kind: str) -> Iterator[tuple[str, list[str]]]:
+def unusable_server(answer: str) -> Iterator[tuple[str, list[str]]]:
     """Run such a server; yield its address and the list of the paths that were requested.
 
     Args:
-        kind: an HTTP status such as "401", "rubbish", "hang", or "known key".
+        answer: an HTTP status such as "401", "rubbish", "hang", or "known key".
     """
-    with UnusableServer(kind) as server:
+    with UnusableServer(answer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", server.asked
+            yield f"http://127.0.0.1:{server.server_port}", server.requested_paths
         finally:
             server.released.set()
             server.shutdown()

@@ -22,8 +22,11 @@ def compiler() -> str | None:
     """Return the C compiler's path; None where a process can't be stopped in a save."""
     if sys.platform != "linux":
         return None
-    found = [path for name in COMPILERS if (path := shutil.which(name)) is not None]
-    return found[0] if found else None
+    for name in COMPILERS:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    return None
 
 
 def build_library(folder: Path) -> Path:

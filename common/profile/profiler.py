@@ -41,11 +41,11 @@ class Window(NamedTuple):
     end: int  # the profile ends after this many updates
 
 
-def choose_window(first: int, total: int, interrupts: Callable[[int], bool]) -> Window | None:
+def choose_window(start_step: int, total: int, interrupts: Callable[[int], bool]) -> Window | None:
     """Choose the updates to time and profile, if possible without evaluations and saves.
 
     Args:
-        first: the update at which this process starts or resumes the run.
+        start_step: the update at which this process starts or resumes the run.
         total: the updates of the whole run.
         interrupts: whether an evaluation or a save follows an update.
 
@@ -57,18 +57,18 @@ def choose_window(first: int, total: int, interrupts: Callable[[int], bool]) -> 
         warm_up_size = 2 if size > 1 else 1
         # The window ends no later than the run. A search over more than 10,000 updates would take
         # too long.
-        latest = min(total - first - 2 * size - warm_up_size, FIRST_UPDATES + 10_000)
+        latest = min(total - start_step - 2 * size - warm_up_size, FIRST_UPDATES + 10_000)
         for timing_start in range(FIRST_UPDATES, latest + 1):
             warm_up_start = timing_start + size
             record_start = warm_up_start + warm_up_size
             window = Window(timing_start, warm_up_start, record_start, record_start + size)
             # An evaluation after the last update before the window would disturb it: it is made
             # when the loop has its next batch. What follows the window's own last update would not.
-            if not any(interrupts(first + n) for n in range(window.timing_start, window.end)):
+            if not any(interrupts(start_step + n) for n in range(window.timing_start, window.end)):
                 return window
     # No window is free of evaluations and saves. Take the shortest window, in spite of them.
     shortest = Window(FIRST_UPDATES, FIRST_UPDATES + 1, FIRST_UPDATES + 2, FIRST_UPDATES + 3)
-    return shortest if first + shortest.end <= total else None
+    return shortest if start_step + shortest.end <= total else None
 
 
 @dataclass
@@ -138,12 +138,12 @@ class Profiler:
         if self.measurement is not None:
             next(self.measurement, None)  # does nothing once the generator has ended
 
-    def measure(self, window: Window, first: int) -> Generator[None, None, None]:
+    def measure(self, window: Window, start_step: int) -> Generator[None, None, None]:
         """Time some updates, then profile some. Each `yield` waits for the end of an update.
 
         Args:
             window: the updates to time and to profile.
-            first: the update at which this process starts or resumes the run.
+            start_step: the update at which this process starts or resumes the run.
         """
         yield from wait_for_updates(window.timing_start)
         timed_updates = window.warm_up_start - window.timing_start
@@ -151,7 +151,7 @@ class Profiler:
         busy_seconds_per_update = (timed_seconds - self.meter.waited) / timed_updates
         with self.stopwatch.stopped():
             with self.phases.watching():
-                yield from self.profile_on_main_rank(window, first, busy_seconds_per_update)
+                yield from self.profile_on_main_rank(window, start_step, busy_seconds_per_update)
             self.meter.finish()
             # The other ranks wait for rank 0 here, and not in an update that is timed.
             self.accelerator.wait_for_everyone()
@@ -174,13 +174,13 @@ class Profiler:
             return self.stopwatch.total.seconds - seconds_before
 
     def profile_on_main_rank(
-        self, window: Window, first: int, busy_seconds_per_update: float
+        self, window: Window, start_step: int, busy_seconds_per_update: float
     ) -> Iterator[None]:
         """Wait for the updates of the window; on rank 0, profile them. An error only warns.
 
         Args:
             window: the updates to profile.
-            first: the update at which this process starts or resumes the run.
+            start_step: the update at which this process starts or resumes the run.
             busy_seconds_per_update: see `Timing`.
         """
         # `profile` takes one item of this iterator for each update that it waits for.
@@ -188,7 +188,9 @@ class Profiler:
         if self.accelerator.is_main_process:
             try:
                 yield from self.profile(window, updates, busy_seconds_per_update)
-                update_range = f"{first + window.warm_up_start + 1} to {first + window.end}"
+                update_range = (
+                    f"{start_step + window.warm_up_start + 1} to {start_step + window.end}"
+                )
                 say(f"        updates {update_range} are left out of perf/; {self.folder}")
             except Exception as problem:  # a failed profile must not stop the training
                 warn(f"--profile failed ({cause_text(problem)}); training goes on")

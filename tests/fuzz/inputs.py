@@ -133,15 +133,15 @@ def flag(config: type, name: str) -> st.SearchStrategy[list[str]]:
     )
 
 
-def fitting(kind: Any) -> st.SearchStrategy[str]:
+def fitting(flag_type: Any) -> st.SearchStrategy[str]:
     """Generate values that a flag of a type may have."""
-    if get_origin(kind) is Literal:
-        return st.sampled_from(get_args(kind))
-    if kind is bool:
+    if get_origin(flag_type) is Literal:
+        return st.sampled_from(get_args(flag_type))
+    if flag_type is bool:
         return st.sampled_from(["True", "False"])
-    if kind is int:
+    if flag_type is int:
         return st.one_of(st.integers(), st.integers(0, 100)).map(str)
-    if kind is float:
+    if flag_type is float:
         return st.one_of(st.floats(), st.floats(0, 1)).map(str)
     return st.sampled_from(PATHS)
 
@@ -256,18 +256,18 @@ CELLS: dict[str, st.SearchStrategy[Any]] = {
 def write_tables(data: st.DataObject, folder: Path) -> None:
     """Draw a folder of tables: some that a user may pass as a data set, and odd ones."""
     folder.mkdir()
-    kinds = data.draw(st.lists(st.sampled_from([*CELLS]), min_size=1, max_size=3))
+    cell_types = data.draw(st.lists(st.sampled_from([*CELLS]), min_size=1, max_size=3))
     for _ in range(data.draw(st.integers(0, 3))):
         if data.draw(st.integers(0, 9)) == 9:  # a file that is unlike the others
-            kinds = data.draw(st.lists(st.sampled_from([*CELLS]), min_size=1, max_size=3))
-        names = data.draw(st.permutations(COLUMNS))[: len(kinds)]
+            cell_types = data.draw(st.lists(st.sampled_from([*CELLS]), min_size=1, max_size=3))
+        names = data.draw(st.permutations(COLUMNS))[: len(cell_types)]
         if data.draw(st.booleans()):
-            names = ["text", "label", "idx"][: len(kinds)]
+            names = ["text", "label", "idx"][: len(cell_types)]
         count = data.draw(st.integers(0, 12))
         rows = [
             {
                 n: data.draw(st.one_of(CELLS[k], CELLS[k], st.none()))
-                for n, k in zip(names, kinds, strict=True)
+                for n, k in zip(names, cell_types, strict=True)
             }
             for _ in range(count)
         ]

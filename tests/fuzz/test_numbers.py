@@ -79,9 +79,9 @@ def test_more_than_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system counts what is asked for")
 @pytest.mark.parametrize("place", ["make_plan", "start", "save", "finish"])
-@pytest.mark.parametrize("kind", [MemoryError, OSError, RuntimeError])
+@pytest.mark.parametrize("error_class", [MemoryError, OSError, RuntimeError])
 def test_no_memory_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, kind: type[Exception]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, error_class: type[Exception]
 ) -> None:
     """A run that meets the memory limit lifts it, so that it can still print its sentence."""
 
@@ -92,7 +92,7 @@ def test_no_memory_at_all(
             MemoryError: MemoryError(),
             OSError: OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
             RuntimeError: RuntimeError("can't start new thread"),
-        }[kind]
+        }[error_class]
 
     monkeypatch.setattr(Run, place, fill)
     error, _ = run(*FLAGS, "--output-dir", tmp_path / "run")

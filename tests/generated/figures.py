@@ -74,7 +74,7 @@ def check_figures(
     """Compare all metrics that a run logged with the notes of its ranks.
 
     Args:
-        records: returns the notes of one kind for each rank.
+        records: returns the notes of one event for each rank.
         rows: the rows of `metrics.jsonl`.
         violate: is called for each difference.
     """

@@ -31,10 +31,10 @@ class Notes:
         killed_rank, number, place = os.environ.get(KILL, "-1:0:none").split(":")
         self.kill = (int(number), place) if int(killed_rank) == rank else None
 
-    def write(self, kind: str, **values: Any) -> None:
-        """Append a note, which `Ended.records` finds by its kind."""
+    def write(self, event: str, **values: Any) -> None:
+        """Append a note, which `Ended.records` finds by its event."""
         with self.path.open("a") as file:
-            file.write(json.dumps({"kind": kind, **values}) + "\n")
+            file.write(json.dumps({"event": event, **values}) + "\n")
 
     def reached(self, number: int, place: str) -> None:
         """Kill every process of the job, as a power cut would, if this is the place of the kill."""

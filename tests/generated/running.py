@@ -48,12 +48,12 @@ class Ended:
     directory: Path  # of the run
     notes: Path
 
-    def records(self, kind: str) -> list[list[Record]]:
-        """Return the notes of one kind for each rank."""
+    def records(self, event: str) -> list[list[Record]]:
+        """Return the notes of one event for each rank."""
         notes_of_ranks = []
         for path in sorted(self.notes.glob("rank-*.jsonl")):
             lines = [json.loads(line) for line in path.read_text().splitlines()]
-            notes_of_ranks.append([line for line in lines if line["kind"] == kind])
+            notes_of_ranks.append([line for line in lines if line["event"] == event])
         return notes_of_ranks
 
     @property

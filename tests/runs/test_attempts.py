@@ -20,7 +20,7 @@ from common.checkpoints.tensors import write_tensors
 from common.storage.digests import signed
 from tests.edited_copies import with_line_before_backward
 from tests.jobs import (
-    EVERY,
+    CHECKPOINT_EVERY,
     LONG,
     MLP,
     Job,
@@ -115,7 +115,7 @@ def test_killed_first_rank_during_a_save_ends_the_other(runner: Runner, director
     """Rank 1 ends soon instead of waiting for rank 0's part of the checkpoint."""
     flags = (*MLP, *LONG, "--hidden-sizes", 1024, 1024, "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two forks")
-    job.wait_for_step(EVERY)
+    job.wait_for_step(CHECKPOINT_EVERY)
     job.wait_until(lambda: any(directory.glob("checkpoints/*.unfinished")))
     job.ranks()[0].kill()
     assert job.end(25) != 0
@@ -206,12 +206,12 @@ def test_model_that_a_run_began_with_may_be_gone(
     source = shutil.copytree(begins.directory / "model", tmp_path / "source")
     flags = (*MLP, *LONG, "--init-from", source, "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two forks")
-    job.wait_for_step(EVERY)
+    job.wait_for_step(CHECKPOINT_EVERY)
     job.kill()
     shutil.rmtree(source)
     again = ("--resume", directory)
     job = Job(runner, "mnist_mlp", *again, directory=directory, launcher="two forks")
-    job.wait_for_step(newest_step(directory) + EVERY)
+    job.wait_for_step(newest_step(directory) + CHECKPOINT_EVERY)
     job.kill()
     assert "resuming" in job.printed()
 

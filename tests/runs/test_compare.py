@@ -17,8 +17,10 @@ from common.tools.compare.warnings_and_notes import notes
 from common.tools.workspace import metrics_of_panels
 from tests.launch import Finished, Runner, clean_environment, run_command
 
-FLAGS = ("--dataset", "digits", "--epochs", 2, "--batch-size", 128, "--hidden-sizes", 32)
-FLAGS += ("--log-every", 5)
+FLAGS = (
+    *("--dataset", "digits", "--epochs", 2, "--batch-size", 128, "--hidden-sizes", 32),
+    *("--log-every", 5),
+)
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ import pytest
 from tests.launch import REPOSITORY, Finished, Launcher, Runner
 
 TIME_RECORDER = REPOSITORY / "tests" / "record_times.py"
-EVERY = 8
+LOG_EVERY = 8
 BATCH = 16
 STEPS = 24
 FLAGS = (
-    *("--dataset", "digits", "--batch-size", BATCH, "--max-steps", STEPS, "--log-every", EVERY),
+    *("--dataset", "digits", "--batch-size", BATCH, "--max-steps", STEPS, "--log-every", LOG_EVERY),
     *("--hidden-sizes", 48, "--tracker", "none"),
 )
 Stamps = dict[int, tuple[float, float, float, float]]
@@ -37,8 +37,8 @@ def assert_seconds(measured: float, stamps: Stamps, step: int) -> None:
     long as the time between the calls, and at most as long as this time with both calls. The test
     allows another 2 %.
     """
-    shortest = stamps[step][0] - stamps[step - EVERY][1]
-    longest = stamps[step][1] - stamps[step - EVERY][0]
+    shortest = stamps[step][0] - stamps[step - LOG_EVERY][1]
+    longest = stamps[step][1] - stamps[step - LOG_EVERY][0]
     assert 0.98 * shortest < measured < 1.02 * longest
 
 
@@ -47,11 +47,11 @@ def test_throughput_with_a_slow_rank(runner: Runner, tmp_path: Path) -> None:
     run, stamps = run_stamped(runner, tmp_path / "stamps", 1, 0.0, 0.05, "two forks")
     speeds = run.series("perf/samples_per_second")
     for step in (16, 24):
-        seconds = 2 * BATCH * EVERY / speeds[step]
-        assert seconds > EVERY * 0.05
+        seconds = 2 * BATCH * LOG_EVERY / speeds[step]
+        assert seconds > LOG_EVERY * 0.05
         assert_seconds(seconds, stamps, step)
         milliseconds = run.series("perf/step_milliseconds")[step]
-        assert milliseconds == pytest.approx(1000 * seconds / EVERY)
+        assert milliseconds == pytest.approx(1000 * seconds / LOG_EVERY)
         per_device = run.series("perf/samples_per_second_per_device")[step]
         assert per_device == pytest.approx(speeds[step] / 2)
 
@@ -64,14 +64,14 @@ def test_data_wait_with_slow_data(runner: Runner, tmp_path: Path) -> None:
     """
     run, stamps = run_stamped(runner, tmp_path / "stamps", 0, 0.02, 0.01, "fork")
     for step in (16, 24):
-        late, waited = (stamps[step][n] - stamps[step - EVERY][n] for n in (2, 3))
-        assert late >= EVERY * 0.02
+        late, waited = (stamps[step][n] - stamps[step - LOG_EVERY][n] for n in (2, 3))
+        assert late >= LOG_EVERY * 0.02
         share = run.series("perf/data_wait_fraction")[step]
-        seconds = BATCH * EVERY / run.series("perf/samples_per_second")[step]
+        seconds = BATCH * LOG_EVERY / run.series("perf/samples_per_second")[step]
         assert_seconds(seconds, stamps, step)
         # A clock around the loader measures from the request for a batch to its delivery.
         assert late < waited
-        assert 0.98 * late < share * seconds < 1.02 * waited + 0.001 * EVERY
+        assert 0.98 * late < share * seconds < 1.02 * waited + 0.001 * LOG_EVERY
 
 
 def test_model_flops_of_a_real_run(unbroken: Finished) -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from benchmarks.harness.ports import free_port
-from tests.jobs import EVERY, MLP, final_weights, newest_step
+from tests.jobs import CHECKPOINT_EVERY, MLP, final_weights, newest_step
 from tests.launch import CONFIGS, REPOSITORY, Finished, Runner, clean_environment
 
 FLAGS = (*MLP, "--epochs", 20)
@@ -82,7 +82,7 @@ class Cluster:
     def train_until_saved(self) -> None:
         """Wait for the first checkpoint."""
         deadline = time.monotonic() + 120
-        while newest_step(self.directory) < EVERY:
+        while newest_step(self.directory) < CHECKPOINT_EVERY:
             assert self.process.poll() is None, self.printed()
             assert time.monotonic() < deadline, self.printed()
             time.sleep(0.01)

@@ -122,24 +122,24 @@ UNUSABLE = {
 }
 
 
-@pytest.mark.parametrize("kind", first(1, UNUSABLE))
-def test_unusable_server_means_an_offline_run(kind: str, runner: Runner) -> None:
+@pytest.mark.parametrize("answer", first(1, UNUSABLE))
+def test_unusable_server_means_an_offline_run(answer: str, runner: Runner) -> None:
     """A server that answers wrongly leads to one offline run with every row.
 
     The terminal shows the reason, and the run asks the server once.
     """
-    with unusable_server(kind) as (address, requested_paths):
+    with unusable_server(answer) as (address, requested_paths):
         run = asked_with_a_key(runner, address)
-    assert f"W&B offline ({UNUSABLE[kind]}" in run.output
+    assert f"W&B offline ({UNUSABLE[answer]}" in run.output
     assert requested_paths == ["/graphql"]
     check_offline_run(run, folders=1)
 
 
-@pytest.mark.parametrize("kind", first(1, ["401", "rubbish", "known key"]))
-def test_server_that_fails_after_all_means_an_offline_run(kind: str, runner: Runner) -> None:
+@pytest.mark.parametrize("answer", first(1, ["401", "rubbish", "known key"]))
+def test_server_that_fails_after_all_means_an_offline_run(answer: str, runner: Runner) -> None:
     """A run that W&B refuses to begin goes on offline, under the same id."""
-    with unusable_server(kind) as (address, _):
-        mode = {} if kind == "known key" else {"WANDB_MODE": "online"}
+    with unusable_server(answer) as (address, _):
+        mode = {} if answer == "known key" else {"WANDB_MODE": "online"}
         run = asked_with_a_key(runner, address, **mode)
     assert "W&B offline (the server refused: CommError)" in run.output
     check_offline_run(run, folders=2)  # the other folder is of the failed attempt

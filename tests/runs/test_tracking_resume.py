@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.edited_copies import edited
-from tests.jobs import EVERY, MLP, Job
+from tests.jobs import CHECKPOINT_EVERY, MLP, Job
 from tests.launch import Runner
 from tests.runs.test_tracking import history
 
@@ -28,7 +28,7 @@ def test_killed_and_resumed_is_one_run_with_every_row(runner: Runner, tmp_path: 
     directory = tmp_path / "run"
     parent = directory / "wandb"
     flags = (*FLAGS, "--output-dir", directory)
-    job = Job(runner, halting(tmp_path, EVERY - 1), *flags, directory=directory)
+    job = Job(runner, halting(tmp_path, CHECKPOINT_EVERY - 1), *flags, directory=directory)
     job.wait_until(lambda: any(parent.glob("offline-run-*/*.wandb")))
     job.kill()
     job = Job(runner, halting(tmp_path, 14), "--resume", directory, directory=directory)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import EVERY, MLP, Job
+from tests.jobs import CHECKPOINT_EVERY, MLP, Job
 from tests.launch import Runner
 from tests.runs.test_tracking_resume import halting
 
@@ -32,7 +32,7 @@ def test_killed_and_resumed_is_one_run_with_the_rows_of_the_file(
     directory = tmp_path / "run"
     database = tmp_path / "trackio" / "tests.db"
     environment = {"TRACKIO_DIR": str(database.parent)}
-    path = halting(tmp_path, EVERY - 1)
+    path = halting(tmp_path, CHECKPOINT_EVERY - 1)
     flags = (*FLAGS, "--output-dir", directory)
     job = Job(runner, path, *flags, directory=directory, environment=environment)
     job.wait_until(lambda: (directory / "metrics.jsonl").exists())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # of an image. Only the data set knows which.
 RowValues = list[Any]
 
-HELD_BYTES = 2**29  # bytes of row groups that each reading process keeps in memory, roughly
+CACHE_BYTES = 2**29  # bytes of row groups that each reading process keeps in memory, roughly
 SAMPLED_GROUPS = 64  # row groups from which a sample of rows is taken before training
 
 
@@ -50,10 +50,10 @@ class ParquetRows:
         self.ends = self.groups[:, ROWS].cumsum()  # the first row after each row group
         self.starts = self.ends - self.groups[:, ROWS]  # the first row of each row group
         # Tables in memory, by the number of their row group. The last one was used most recently.
-        self.held: dict[int, pyarrow.Table] = {}
+        self.cached_tables: dict[int, pyarrow.Table] = {}
         self.class_numbers = {label: number for number, label in enumerate(classes)}
         mean_bytes = int(self.groups[:, BYTES].mean())
-        at_once = HELD_BYTES // max(1, mean_bytes)
+        at_once = CACHE_BYTES // max(1, mean_bytes)
         # The blocks of samples, by which loaders order their batches, are the row groups.
         self.blocks = Blocks(self.groups[:, ROWS], max(1, at_once))
 
@@ -82,10 +82,10 @@ class ParquetRows:
         positions = rows_to_read - self.starts[blocks]  # of each row in its row group
         tables = {block: self.table(block) for block in dict.fromkeys(blocks.tolist())}
         most_tables = 1 if epoch is None else self.blocks.at_once
-        # The method `table` has put them into `held`, the one that was used most recently last.
-        while len(self.held) > most_tables:
-            least_recently_used = next(iter(self.held))
-            del self.held[least_recently_used]
+        # The method `table` has put them into `cached_tables`, the most recently used one last.
+        while len(self.cached_tables) > most_tables:
+            least_recently_used = next(iter(self.cached_tables))
+            del self.cached_tables[least_recently_used]
         rows: list[RowValues] = []
         labels: list[int] = []
         for block, position in zip(blocks.tolist(), positions.tolist(), strict=True):
@@ -134,7 +134,7 @@ class ParquetRows:
         Raises:
             UserError: the group's file can't be read, or has changed since the run began.
         """
-        table = self.held.pop(block, None)
+        table = self.cached_tables.pop(block, None)
         if table is None:
             group = self.groups[block].tolist()
             place = group[PLACE]
@@ -144,7 +144,7 @@ class ParquetRows:
                     raise changed_file_error(path)
                 # `read_row_group` keeps the order of the file; `select` puts the label column last.
                 table = file.read_row_group(place, columns=self.columns).select(self.columns)
-        self.held[block] = table
+        self.cached_tables[block] = table
         return table
 
     def sample(self, count: int) -> list[RowValues]:

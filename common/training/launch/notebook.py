@@ -20,7 +20,7 @@ def is_embedded(recipe_file: str) -> bool:
     return script is None or os.path.realpath(script) != os.path.realpath(recipe_file)
 
 
-def note_ranks_of_debug_launcher() -> None:
+def set_ranks_of_debug_launcher() -> None:
     """Set RANK and similar variables under Accelerate's `debug_launcher`.
 
     That launcher tells only torch the rank, but recipes read the rank from these variables.
@@ -28,8 +28,12 @@ def note_ranks_of_debug_launcher() -> None:
     if "RANK" not in os.environ and torch.distributed.is_initialized():
         own_rank = str(torch.distributed.get_rank())
         processes = str(torch.distributed.get_world_size())
-        os.environ |= {"RANK": own_rank, "LOCAL_RANK": own_rank}
-        os.environ |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        os.environ |= {
+            "RANK": own_rank,
+            "LOCAL_RANK": own_rank,
+            "WORLD_SIZE": processes,
+            "LOCAL_WORLD_SIZE": processes,
+        }
 
 
 def forget_accelerator() -> None:

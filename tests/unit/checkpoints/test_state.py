@@ -78,7 +78,7 @@ class Training:
         self.critic = nn.Sequential(nn.Conv2d(2, 3, 3), nn.PReLU())
         self.critic = self.critic.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-        kinds: dict[str, Any] = {
+        optimizer_makers: dict[str, Any] = {
             "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
             "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True, fused=True),
             "amsgrad": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True, foreach=True),
@@ -86,8 +86,8 @@ class Training:
             "nadam": lambda p: torch.optim.NAdam(p, lr=1e-2),
             "rprop": lambda p: torch.optim.Rprop(p, lr=1e-2),
         }
-        self.optimizer = kinds[optimizer](self.model.parameters())
-        self.critic_optimizer = kinds[optimizer](self.critic.parameters())
+        self.optimizer = optimizer_makers[optimizer](self.model.parameters())
+        self.critic_optimizer = optimizer_makers[optimizer](self.critic.parameters())
         self.scheduler = lr_scheduler.LambdaLR(self.optimizer, lambda step: 0.9**step)
         self.critic_scheduler = lr_scheduler.ReduceLROnPlateau(self.critic_optimizer, patience=0)
         self.counts = Counts(best=float("-inf"), history=[], mean=torch.zeros(2))

@@ -41,7 +41,7 @@ dataset_info:
 
 
 @dataclass(frozen=True)
-class Kind:
+class LabelColumn:
     """A type of label column, and the values that it may have."""
 
     feature: Any  # as the files state it
@@ -51,16 +51,20 @@ class Kind:
 
 
 CLASSES = ClassLabel(names=["a", "b", "c"])
-KINDS = {
-    "whole numbers": Kind(Value("int64"), (-1, 0, 1, 7), (None,)),
-    "small numbers": Kind(Value("int8"), (-1, 1), (None,)),
-    "real numbers that are whole": Kind(Value("float64"), (-1.0, 0.0, 2.0), (None, NAN)),
-    "targets of a regression": Kind(Value("float32"), (-1.0, 0.5, 2.0), (None, NAN)),
-    "texts": Kind(Value("string"), ("-1", "a", "b"), ("", None)),
-    "truth values": Kind(Value("bool"), (False, True), (None,)),
-    "class labels": Kind(CLASSES, (0, 1, 2), (-1, None)),
-    "numbers of stated classes": Kind(Value("int64"), (0, 1, 2), (-1, None), has_readme=True),
-    "names of stated classes": Kind(Value("string"), ("c", "a", "b"), (None,), has_readme=True),
+COLUMNS = {
+    "whole numbers": LabelColumn(Value("int64"), (-1, 0, 1, 7), (None,)),
+    "small numbers": LabelColumn(Value("int8"), (-1, 1), (None,)),
+    "real numbers that are whole": LabelColumn(Value("float64"), (-1.0, 0.0, 2.0), (None, NAN)),
+    "targets of a regression": LabelColumn(Value("float32"), (-1.0, 0.5, 2.0), (None, NAN)),
+    "texts": LabelColumn(Value("string"), ("-1", "a", "b"), ("", None)),
+    "truth values": LabelColumn(Value("bool"), (False, True), (None,)),
+    "class labels": LabelColumn(CLASSES, (0, 1, 2), (-1, None)),
+    "numbers of stated classes": LabelColumn(
+        Value("int64"), (0, 1, 2), (-1, None), has_readme=True
+    ),
+    "names of stated classes": LabelColumn(
+        Value("string"), ("c", "a", "b"), (None,), has_readme=True
+    ),
 }
 
 
@@ -85,13 +89,13 @@ def test_minus_one_is_missing_only_among_class_labels() -> None:
         assert not is_missing_label(label, is_typed=False)
 
 
-def draw_splits(kind: Kind, random: np.random.Generator) -> dict[str, list[list[Any]]]:
+def draw_splits(column: LabelColumn, random: np.random.Generator) -> dict[str, list[list[Any]]]:
     """Return the labels of each file of each split.
 
     Validation has all labels, so nothing is held out. Of the other files, some have all labels,
     some have none, and some lack a few.
     """
-    splits: dict[str, list[list[Any]]] = {"validation": [[*kind.present]]}
+    splits: dict[str, list[list[Any]]] = {"validation": [[*column.present]]}
     for split in ("train", "test"):
         splits[split] = []
         for _ in range(random.integers(1, 4)):
@@ -99,11 +103,14 @@ def draw_splits(kind: Kind, random: np.random.Generator) -> dict[str, list[list[
             rows = range(random.integers(2, 6))
             is_missing = [random.random() < share_of_missing for _ in rows]
             splits[split].append(
-                [drawn_from(kind.missing if gap else kind.present, random) for gap in is_missing]
+                [
+                    drawn_from(column.missing if gap else column.present, random)
+                    for gap in is_missing
+                ]
             )
     # Only data that are read as a whole are refused because train has a single class.
-    if not all(is_without_label(kind, label) for file in splits["train"] for label in file):
-        splits["train"].append([*kind.present])
+    if not all(is_without_label(column, label) for file in splits["train"] for label in file):
+        splits["train"].append([*column.present])
     return splits
 
 
@@ -112,24 +119,24 @@ def drawn_from(values: tuple[Any, ...], random: np.random.Generator) -> Any:
     return values[random.integers(len(values))]
 
 
-def is_without_label(kind: Kind, label: Any) -> bool:
+def is_without_label(column: LabelColumn, label: Any) -> bool:
     """Whether a value is one of the missing ones."""
-    return label not in kind.present
+    return label not in column.present
 
 
 def write_splits(
-    folder: Path, content: str, kind: Kind, splits: dict[str, list[list[Any]]]
+    folder: Path, content: str, column: LabelColumn, splits: dict[str, list[list[Any]]]
 ) -> DataSource:
     """Write each file of each split, with one image or one text beside each label."""
     content_type = Image() if content == "image" else Value("string")
-    features = Features({content: content_type, "label": kind.feature})
+    features = Features({content: content_type, "label": column.feature})
     for split, files in splits.items():
         for number, labels in enumerate(files):
             images = grey_images(len(labels), 0)["image"]
             texts = [f"row {row}" for row in range(len(labels))]
             columns = {content: images if content == "image" else texts, "label": labels}
             write_parquet(folder / f"{split}-{number}.parquet", columns, features)
-    if kind.has_readme:
+    if column.has_readme:
         dtype = "image" if content == "image" else "string"
         (folder / "README.md").write_text(README.format(content=content, dtype=dtype))
     place = find_named(str(folder), None)
@@ -169,15 +176,15 @@ def or_refusal(load: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("content", first(1, ["text", "image"]))
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", COLUMNS)
 def test_streamed_labels_are_those_of_data_read_whole(
     name: str, content: str, tmp_path: Path
 ) -> None:
     """The splits and classes are the same. A row without a label is left out or refused."""
-    kind = KINDS[name]
+    column = COLUMNS[name]
     for seed in range(3):
-        splits = draw_splits(kind, np.random.default_rng(seed))
-        source = write_splits(tmp_path / f"{seed}", content, kind, splits)
+        splits = draw_splits(column, np.random.default_rng(seed))
+        source = write_splits(tmp_path / f"{seed}", content, column, splits)
         whole = or_refusal(partial(labels_read_whole, source))
         streamed = or_refusal(partial(streamed_labels, source, content))
         if isinstance(whole, str) or isinstance(streamed, str):
@@ -189,7 +196,7 @@ def test_streamed_labels_are_those_of_data_read_whole(
         assert whole_labels.keys() == labels_of_splits.keys(), splits
         for role, labels in labels_of_splits.items():
             values = [label for file in splits[role] for label in file]
-            if any(is_without_label(kind, value) for value in values):
+            if any(is_without_label(column, value) for value in values):
                 assert "contains a row without a label (a -1 or NaN counts as none)" in labels
                 assert f"in column label: {ADVICE}" in labels
             else:
@@ -199,12 +206,12 @@ def test_streamed_labels_are_those_of_data_read_whole(
 def test_classes_stated_by_a_readme_need_no_types_in_the_files(tmp_path: Path) -> None:
     """So -1 is no class. Names in the files stand for the numbers of the classes."""
     splits = {"train": [[0, 1, -1]], "validation": [[2]]}
-    kind = KINDS["numbers of stated classes"]
-    numbers = streamed_labels(write_splits(tmp_path / "numbers", "text", kind, splits), "text")
+    column = COLUMNS["numbers of stated classes"]
+    numbers = streamed_labels(write_splits(tmp_path / "numbers", "text", column, splits), "text")
     assert numbers[0] == ["a", "b", "c"]
     assert "row without a label" in numbers[1]["train"]
     assert numbers[1]["validation"] == [2]
     named = {"train": [["c", "a"]], "validation": [["b"]]}
-    kind = KINDS["names of stated classes"]
-    names = streamed_labels(write_splits(tmp_path / "names", "text", kind, named), "text")
+    column = COLUMNS["names of stated classes"]
+    names = streamed_labels(write_splits(tmp_path / "names", "text", column, named), "text")
     assert names == (["a", "b", "c"], {"train": [2, 0], "validation": [1]})

@@ -154,21 +154,21 @@ def test_row_groups_are_read_once_and_few_are_held(
         write_images(tmp_path / "data", f"train-{shard}", 200, shard)
     write_images(tmp_path / "data", "test-0", 20)
     rows = images(source_of(tmp_path / "data")).splits["train"].rows
-    monkeypatch.setattr(parquet_rows, "HELD_BYTES", 4 * int(rows.groups[:, 3].mean()))
+    monkeypatch.setattr(parquet_rows, "CACHE_BYTES", 4 * int(rows.groups[:, 3].mean()))
     rows = parquet_rows.ParquetRows(rows.groups, rows.shards, rows.columns, [*rows.class_numbers])
     assert rows.blocks.at_once == 4
     read_blocks = list[int]()
     original = parquet_rows.ParquetRows.table
 
     def table(self: Any, block: int) -> Any:
-        read_blocks.extend([block] if block not in self.held else [])
+        read_blocks.extend([block] if block not in self.cached_tables else [])
         return original(self, block)
 
     monkeypatch.setattr(parquet_rows.ParquetRows, "table", table)
     order = TrainingOrder(len(rows), 8, 1, 2, 1, 0, blocks=rows.blocks)
     for indices in order.micro_batches(0):
         rows.read(indices, 0)
-        assert len(rows.held) <= 4
+        assert len(rows.cached_tables) <= 4
     # Two lanes have twenty row groups each, and a lane may end within one more.
     assert 20 <= len({*read_blocks}) <= len(read_blocks) <= 22
 

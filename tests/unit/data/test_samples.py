@@ -615,21 +615,21 @@ def test_value_that_is_no_tensor_is_refused(values: Any, problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "what"),
+    ("row", "problem"),
     [
         (None, "is None"),
         ({"x": torch.ones(1), "y": None}, "has None in ['y']"),
         ((torch.ones(1), None), "has None in [1]"),
     ],
 )
-def test_sample_that_is_none_is_named(row: Any, what: str) -> None:
+def test_sample_that_is_none_is_named(row: Any, problem: str) -> None:
     """A branch of `__getitem__` may lack a `return`."""
     good = {"x": torch.ones(1), "y": 1} if isinstance(row, dict) else (torch.ones(1), 1)
     samples = DatasetSamples([good, good, good if row is None else row, row])
     index = 3 if row is None else 2
     with pytest.raises(UserError) as error:
         samples.fetch(torch.tensor([0, index]), 0)
-    expected = f"sample {index} of the data set {what}, which can't be in a batch"
+    expected = f"sample {index} of the data set {problem}, which can't be in a batch"
     assert error.value.problem == expected
 
 
@@ -639,7 +639,6 @@ def test_loader_of_another_kind_is_refused(loader: Any, call: str) -> None:
     """Torch's own loader has no place in the order of a run."""
     with pytest.raises(UserError) as error:
         training_order_of(loader, call)
-    kind = type(loader).__name__
     name = call.partition("(")[0]
-    problem = f"{name} got a value of type {kind} instead of a loader of the run"
+    problem = f"{name} got a value of type {type(loader).__name__} instead of a loader of the run"
     assert error.value.problem == problem

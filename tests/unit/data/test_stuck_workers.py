@@ -79,7 +79,7 @@ class Stream(IterableDataset[torch.Tensor]):
         self.next = state["next"]
 
 
-KINDS: dict[str, Callable[[], Samples]] = {
+SAMPLES: dict[str, Callable[[], Samples]] = {
     "odd": Odd,
     "rows": lambda: DatasetSamples(Rows()),
     "stream": lambda: IterableSamples(Stream()),
@@ -116,9 +116,9 @@ def assert_same(first: Batch, second: Batch) -> None:
             assert np.array_equal(leaf, other)
 
 
-def own_batches(kind: str) -> list[Batch]:
+def own_batches(samples_name: str) -> list[Batch]:
     """Return the batches that this process makes without workers."""
-    return [batch for batch, _ in make_loader(KINDS[kind](), 0).epoch(0)]
+    return [batch for batch, _ in make_loader(SAMPLES[samples_name](), 0).epoch(0)]
 
 
 def suspend_workers(before: list[Any]) -> list[psutil.Process]:
@@ -132,12 +132,12 @@ def suspend_workers(before: list[Any]) -> list[psutil.Process]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", [CPU, GPU], ids=lambda device: device.type)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("samples_name", SAMPLES)
 def test_request_to_stop_is_heeded_while_workers_are_stopped(
-    kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    samples_name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This process makes the remaining batches, bit for bit, and ends the workers."""
-    loader = make_loader(KINDS[kind](), 2)
+    loader = make_loader(SAMPLES[samples_name](), 2)
     before = multiprocessing.active_children()
     if device.type == "cuda":  # the next batch is fetched before this one is handed out
         monkeypatch.setattr(module, "copied_to_device", one_ahead)
@@ -147,7 +147,7 @@ def test_request_to_stop_is_heeded_while_workers_are_stopped(
         if len(batches) == 2:
             stopped = suspend_workers(before)
             loader.workers.is_stopping = lambda: True
-    expected = own_batches(kind)
+    expected = own_batches(samples_name)
     assert len(batches) == len(expected)
     for batch, expected_batch in zip(batches, expected, strict=True):
         assert_same(batch, expected_batch)
@@ -237,9 +237,9 @@ def test_workers_that_stop_between_two_epochs_are_replaced(is_left_early: bool) 
         assert_same(batch, expected)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("samples_name", SAMPLES)
 def test_batches_travel_without_shared_memory(
-    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    samples_name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a full `/dev/shm`, batches go through pipes with the same bits and strides.
 
@@ -254,11 +254,11 @@ def test_batches_travel_without_shared_memory(
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared", fail)
     monkeypatch.setattr(module, "free_shared_memory", lambda: 0)
     for _ in range(2):
-        loader = make_loader(KINDS[kind](), 2)
+        loader = make_loader(SAMPLES[samples_name](), 2)
         loader.workers.timeout = 20
         batches = [batch for batch, _ in loader.epoch(0)]
         loader.close()
-        for batch, expected in zip(batches, own_batches(kind), strict=True):
+        for batch, expected in zip(batches, own_batches(samples_name), strict=True):
             assert_same(batch, expected)
     assert capsys.readouterr().out.count("/dev/shm") == 1
 

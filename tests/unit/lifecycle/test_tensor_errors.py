@@ -113,19 +113,21 @@ def test_error_about_a_batch_ends_with_its_likely_cause(name: str) -> None:
         assert f"(batch['values'] from {lowest} to {highest})" in lines[-1]
 
 
-@pytest.mark.parametrize("kind", [list, tuple])
-def test_batch_that_is_read_by_a_name_is_described(kind: Any) -> None:
+@pytest.mark.parametrize("container", [list, tuple])
+def test_batch_that_is_read_by_a_name_is_described(container: Any) -> None:
     """A data set that returns tuples makes such batches."""
 
     def train() -> None:
-        for batch in [kind([torch.ones(2, 3), torch.ones(2)])]:
+        for batch in [container([torch.ones(2, 3), torch.ones(2)])]:
             batch["images"].sum()  # type: ignore[call-overload]
 
     error = raised_by(train)
     add_notes(error, Rehearsal(is_wanted=False))
     (note,) = error.__notes__
     shapes = "batch[0] float32 [2, 3], batch[1] float32 [2]"
-    assert note.startswith(f"Likely cause: the batch is a {kind.__name__} of 2 values ({shapes})")
+    assert note.startswith(
+        f"Likely cause: the batch is a {container.__name__} of 2 values ({shapes})"
+    )
     assert "return a dictionary from __getitem__" in note
 
 

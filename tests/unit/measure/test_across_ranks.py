@@ -37,23 +37,23 @@ RANKS = st.lists(st.lists(BATCHES, max_size=4), min_size=1, max_size=3)
 FEW = settings(max_examples=60, deadline=None, derandomize=True)
 
 
-def as_recorded(kind: str, numbers: list[float]) -> tuple[Any, list[float]]:
+def as_recorded(type_name: str, numbers: list[float]) -> tuple[Any, list[float]]:
     """Return a value that a recipe records, and its elements."""
-    if kind in SINGLE:
+    if type_name in SINGLE:
         number = numbers[0] if numbers else 0.5
         values = {"number": number, "numpy": np.float32(number), "mean": torch.tensor(number)}
-        return values[kind], [number]
+        return values[type_name], [number]
     array = np.array(numbers, dtype=np.float32)
-    if kind == "array":
+    if type_name == "array":
         return array, array.tolist()
     types = {"tensor": torch.float32, "half": torch.bfloat16, "bool": torch.bool}
-    tensor = torch.tensor(numbers).to(types.get(kind, torch.int64))
+    tensor = torch.tensor(numbers).to(types.get(type_name, torch.int64))
     return tensor.view(-1, 1), tensor.double().tolist()
 
 
-def batch_total(kind: str, numbers: list[float]) -> Any:
+def batch_total(type_name: str, numbers: list[float]) -> Any:
     """Return the sum of a batch's elements as a recipe adds it, rounded to the elements' type."""
-    value, _ = as_recorded(kind, numbers)
+    value, _ = as_recorded(type_name, numbers)
     return value if isinstance(value, (float, np.floating)) else value.sum()
 
 

@@ -66,8 +66,8 @@ def nodes(sources: dict[Path, str]) -> Iterator[tuple[str, ast.AST]]:
 @functools.cache
 def nodes_of(text: str) -> list[Any]:
     """Return the nodes of a file that the tests below check."""
-    kinds = (ast.Call, ast.Attribute, ast.Import, ast.ImportFrom, ast.Constant)
-    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    node_types = (ast.Call, ast.Attribute, ast.Import, ast.ImportFrom, ast.Constant)
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, node_types)]
 
 
 def dotted(node: ast.AST) -> str:

@@ -119,8 +119,8 @@ def test_predictions_equal_the_models_outputs(
 
 def test_images_of_any_size_and_mode_are_accepted(run: Path, recipe: Path, tmp_path: Path) -> None:
     """An image may be a file or an open image."""
-    kinds = [("L", (30, 20)), ("RGBA", (1, 9)), ("1", (2, 2))]
-    files = [image(tmp_path, f"{mode}.png", mode, size) for mode, size in kinds]
+    modes_and_sizes = [("L", (30, 20)), ("RGBA", (1, 9)), ("1", (2, 2))]
+    files = [image(tmp_path, f"{mode}.png", mode, size) for mode, size in modes_and_sizes]
     probabilities = Predictor(run, recipe=recipe)([*files, Image.new("L", (3, 3))])
     assert probabilities.shape == (4, 2)
     torch.testing.assert_close(probabilities.sum(1), torch.ones(4))

@@ -303,8 +303,8 @@ def test_tensors_in_a_bounded_deque_are_found() -> None:
     folder = Path(__file__).resolve().parent
     recent = deque([torch.ones(1), (torch.ones(2), 3)], maxlen=5)
     kept = [torch.ones(3), deque([torch.ones(4)])]
-    found = [*tensors_in_bounded_deques(sys._getframe(), folder)]
-    assert [len(tensor) for tensor in found] == [1, 2]
+    tensors = [*tensors_in_bounded_deques(sys._getframe(), folder)]
+    assert [len(tensor) for tensor in tensors] == [1, 2]
     assert len(recent) == len(kept)
 
 
