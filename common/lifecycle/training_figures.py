@@ -7,7 +7,7 @@ from common.training.plan import Plan
 from common.training.rates import learning_rates
 
 
-def position_figures(context: Context, plan: Plan) -> dict[str, float]:
+def current_position(context: Context, plan: Plan) -> dict[str, float]:
     """Return the figures of the current position: update, epoch, samples, training time."""
     seconds = context.meters.stopwatch.training_seconds
     return plan.position_figures(context.progress.global_step) | {TRAINING_SECONDS: seconds}

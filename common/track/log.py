@@ -68,7 +68,7 @@ class Log:
         if accelerator.is_main_process:
             LINE_LISTENERS.append(self.keep_line)
         # Returns where training is now, as figures by name. `start` sets it.
-        self.position_figures: Callable[[], Mapping[str, float]] = no_figures
+        self.current_position: Callable[[], Mapping[str, float]] = no_figures
         self.is_training_run = True  # False with `--evaluate-only`; `start` sets it
         self.pending_row = PendingRow()
         self.printed_evaluations: set[PrintedEvaluation] = set()
@@ -77,7 +77,7 @@ class Log:
         self,
         config: TrainingConfig,
         run_config: RunConfig,
-        position_figures: Callable[[], Mapping[str, float]],
+        current_position: Callable[[], Mapping[str, float]],
     ) -> None:
         """Open the files and the tracker, print the plan of the run, and begin to show progress.
 
@@ -85,12 +85,12 @@ class Log:
         `metrics.jsonl`.
 
         Args:
-            position_figures: returns where training is now, as figures by name: the step, the
+            current_position: returns where training is now, as figures by name: the step, the
                 epoch and so on.
         """
-        self.position_figures = position_figures
+        self.current_position = current_position
         self.is_training_run = not config.evaluate_only
-        step = int(position_figures()[STEP])
+        step = int(current_position()[STEP])
         if self.accelerator.is_main_process:
             path = self.directory / METRICS_FILE
             if step > 0 and not path.exists():
@@ -138,7 +138,7 @@ class Log:
 
     def step_and_epoch(self) -> tuple[int, float]:
         """Return the current update and epoch, for the display."""
-        figures = self.position_figures()
+        figures = self.current_position()
         return int(figures[STEP]), figures[EPOCH]
 
     def add_evaluation(
@@ -157,7 +157,7 @@ class Log:
                 current step. The figures of a model from an earlier step are not added to a row
                 that already has figures of the current model on the same split.
         """
-        current_position = self.position_figures()
+        current_position = self.current_position()
         model_position = model_position or current_position
         # Where validation data stand in for test data, the final evaluation repeats an earlier one.
         evaluation = PrintedEvaluation.of(split, model_position[STEP], values)
@@ -175,7 +175,7 @@ class Log:
 
     def add(self, values: Mapping[str, float]) -> None:
         """Add figures, and those of the current position, to the row of the current step."""
-        self.pending_row.add({**values, **self.position_figures()})
+        self.pending_row.add({**values, **self.current_position()})
 
     def write_row(self) -> None:
         """Write the row of the step that is over: to the file and the tracker, with its media.

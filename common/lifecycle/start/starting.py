@@ -20,7 +20,7 @@ from common.lifecycle.stages import Context, KeptParts, LoadedData, PlannedRun, 
 from common.lifecycle.start.environment import current_environment
 from common.lifecycle.start.environment_changes import say_changed_environment
 from common.lifecycle.start.run_config import compose_run_config
-from common.lifecycle.training_figures import position_figures
+from common.lifecycle.training_figures import current_position
 from common.measure.memory_plan import MemoryPlan
 from common.profile.profiler import Profiler
 from common.run_directory.records import CONFIG, Flags, RunConfig, Source
@@ -60,7 +60,7 @@ def start(
     earlier_config = config_to_resume(context)
     random_states = restore_checkpoint(planned, earlier_config)
     saved_config = record_start(planned, earlier_config)
-    context.logs.start(context.config, saved_config, partial(position_figures, context, plan))
+    context.logs.start(context.config, saved_config, partial(current_position, context, plan))
     warn_of_missing_fingerprints(saved_config)
     seed_or_restore_generators(context, random_states)
     return StartedRun(**vars(planned), saved_config=saved_config, replaced_weights=replaced_weights)

@@ -40,25 +40,25 @@ def sample_of_seeds(comparison: Comparison, group: RunGroup, values: Values) -> 
 
 def values_of_seeds(comparison: Comparison, group: RunGroup, values: Values) -> dict[str, float]:
     """Return a figure of the trained models in a group, by seed. Unknown values are left out."""
-    known: list[tuple[RunRecord, float]] = []
+    known: list[tuple[str, float]] = []
     for index in finished_indices(comparison, group):
         value = values[index]
         if value is not None and math.isfinite(value):
-            known.append((comparison.runs[index], value))
+            known.append((seed_of(comparison.runs[index]), value))
     return means_of_seeds(known)
 
 
-def means_of_seeds(values_of_runs: Iterable[tuple[RunRecord, float]]) -> dict[str, float]:
+def means_of_seeds(seeds_and_values: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Return the mean value of each seed, in the order in which the seeds occur first.
 
     Runs with the same seed repeat each other, and would make a group look more certain than it is.
 
     Args:
-        values_of_runs: the runs of one group, each with its value.
+        seeds_and_values: the seed and the value of each run of one group.
     """
     values_by_seed: dict[str, list[float]] = {}
-    for run, value in values_of_runs:
-        values_by_seed.setdefault(seed_of(run), []).append(value)
+    for seed, value in seeds_and_values:
+        values_by_seed.setdefault(seed, []).append(value)
     return {seed: fmean(values) for seed, values in values_by_seed.items()}
 
 

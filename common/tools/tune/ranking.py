@@ -12,7 +12,7 @@ from common.flags import field_name
 from common.objective import Objective
 from common.tools.compare.groups import SEED_FLAG, name_of_group, settings_text
 from common.tools.compare.readers.run_record import RunRecord
-from common.tools.compare.repetitions import means_of_seeds
+from common.tools.compare.repetitions import means_of_seeds, seed_of
 from common.tools.compare.settings import Settings
 from common.tools.statistics.samples import MIN_RUNS
 from common.tools.tune.space import Space
@@ -60,7 +60,7 @@ def group_trials(
     groups = []
     for runs in runs_of_groups.values():
         runs.sort(key=lambda run: sign * run.summary[objective.best_key], reverse=True)
-        values = means_of_seeds([(run, run.summary[objective.best_key]) for run in runs])
+        values = means_of_seeds((seed_of(run), run.summary[objective.best_key]) for run in runs)
         settings = searched_settings(runs[0], space)
         groups.append(TrialGroup(tuple(runs), values, fmean(values.values()), settings))
     return sorted(groups, key=lambda group: sign * group.mean, reverse=True)
@@ -116,10 +116,8 @@ def trials_with_settings_of(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -
 
 def mean_over_seeds(trials: Sequence[FrozenTrial]) -> float:
     """Return the mean over the seeds; the trials of one seed count once, with their mean."""
-    values_by_seed: dict[object, list[float]] = {}
-    for trial in trials:
-        values_by_seed.setdefault(trial.params.get(SEED_FLAG), []).append(value_of(trial))
-    return fmean(fmean(values) for values in values_by_seed.values())
+    seeds_and_values = ((str(trial.params.get(SEED_FLAG)), value_of(trial)) for trial in trials)
+    return fmean(means_of_seeds(seeds_and_values).values())
 
 
 def value_of(trial: FrozenTrial) -> float:

@@ -47,7 +47,7 @@ def log_with(tracker: Tracker, folder: Path) -> Log:
     log = Log(accelerator, folder)
     log.tracker = tracker
     log.metrics_file = (folder / "metrics.jsonl").open("a")
-    log.position_figures = lambda: {"progress/global_step": 1.0}
+    log.current_position = lambda: {"progress/global_step": 1.0}
     return log
 
 
@@ -135,7 +135,7 @@ def test_evaluated_model_has_no_position_and_is_not_the_best(
 ) -> None:
     """A run that only evaluates has made no update, and has no other model to compare with."""
     log = log_with(Refusing(), tmp_path)
-    log.position_figures = lambda: {"progress/global_step": 0.0, "progress/epoch": 0.0}
+    log.current_position = lambda: {"progress/global_step": 0.0, "progress/epoch": 0.0}
     log.is_training_run = is_training_run
     log.add_evaluation({"loss": 0.5, "count": 10}, "validation", is_best=True)
     line = capsys.readouterr().out
