@@ -53,7 +53,7 @@ class GuardState(TypedDict):
 
 @dataclass
 class ClippedNetwork:
-    """What the guard knows about a network. Finding it out would cost as much as clipping."""
+    """A network that the guard clips. Making these lists would cost as much as clipping."""
 
     number: int  # from 0, in the order in which the networks were first clipped
     parameters: list[nn.Parameter]
