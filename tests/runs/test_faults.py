@@ -23,7 +23,7 @@ from tests.conftest import first
 from tests.damage import Payload
 from tests.edited_copies import with_line_before_backward
 from tests.jobs import (
-    EVERY,
+    CHECKPOINT_EVERY,
     LONG,
     MLP,
     SAMPLE_RECORDER,
@@ -189,7 +189,7 @@ def test_sigterm_to_the_launcher_saves_and_leaves_nothing_running(
     """
     job = Job(runner, "mnist_mlp", *MLP, *LONG, "--output-dir", directory, directory=directory,
               launcher="accelerate")  # fmt: skip
-    job.wait_for_step(EVERY)
+    job.wait_for_step(CHECKPOINT_EVERY)
     job.process.send_signal(signal.SIGTERM)
     job.end(60)
     status = job.read("status.json")
@@ -208,7 +208,7 @@ def test_signal_to_the_recipe_then_resume(
     is_resumed = number == signal.SIGTERM
     flags = (*MLP, *(() if is_resumed else LONG), "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory)
-    job.wait_for_step(EVERY)
+    job.wait_for_step(CHECKPOINT_EVERY)
     job.process.send_signal(number)
     assert job.end(60) == 75, job.printed()[-4000:]
     status = job.read("status.json")
@@ -230,7 +230,7 @@ def test_terminal_that_closes_saves_the_run(runner: Runner, directory: Path) -> 
     if process == 0:
         os.execve(python, words, clean_environment(runner.folder))
     deadline = time.monotonic() + 120
-    while newest_step(directory) < EVERY:
+    while newest_step(directory) < CHECKPOINT_EVERY:
         assert time.monotonic() < deadline
         if select.select([terminal], [], [], 0.05)[0]:
             os.read(terminal, 4096)
@@ -246,7 +246,7 @@ def test_sigterm_to_one_rank_stops_all_at_the_same_update(runner: Runner, direct
     """All ranks stop and save together when only one of them gets a signal."""
     job = Job(runner, "mnist_mlp", *MLP, *LONG, "--output-dir", directory, directory=directory,
               launcher="two forks")  # fmt: skip
-    job.wait_for_step(EVERY)
+    job.wait_for_step(CHECKPOINT_EVERY)
     job.ranks()[1].send_signal(signal.SIGTERM)
     job.end(60)
     status = job.read("status.json")
@@ -270,7 +270,7 @@ def test_another_number_of_processes_trains_on_the_same_samples(
     flags += ("--gradient-accumulation-steps", 1 if before == "two forks" else 2)
     job = Job(runner, "mnist_mlp", *flags, "--output-dir", directory, directory=directory,
               launcher=before)  # fmt: skip
-    job.wait_for_step(EVERY)
+    job.wait_for_step(CHECKPOINT_EVERY)
     job.kill()
     assert newest_step(directory) < whole.config["plan"]["total_steps"]
     resume(runner, directory, launcher=after)
@@ -287,13 +287,13 @@ def test_kill_during_a_save_leaves_the_old_or_the_new(runner: Runner, directory:
     """A run killed during a save resumes from the checkpoint before, without a warning."""
     flags = (*MLP, *LONG, "--hidden-sizes", 1024, 1024, "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory)
-    job.wait_for_step(EVERY)
+    job.wait_for_step(CHECKPOINT_EVERY)
     folder = directory / "checkpoints"
     job.wait_until(lambda: any(folder.glob("*.unfinished/*")))
     job.kill()
     assert any(folder.glob("*.unfinished")), "the save was over before the kill"
     kept = newest_step(directory)
-    assert kept >= EVERY
+    assert kept >= CHECKPOINT_EVERY
     job = Job(runner, "mnist_mlp", "--resume", directory, directory=directory)
     job.wait_until(lambda: f"step-{kept:08d}" in job.printed() or newest_step(directory) > kept)
     job.wait_for_step(kept + 1)
@@ -363,7 +363,7 @@ def test_resume_auto_finds_the_unfinished_run_and_leaves_a_finished_one(
     runner: Runner, tmp_path: Path
 ) -> None:
     """`--resume auto` starts a new run, resumes an unfinished one, and leaves a finished one."""
-    flags = (*MLP, "--max-steps", EVERY, "--resume", "auto")
+    flags = (*MLP, "--max-steps", CHECKPOINT_EVERY, "--resume", "auto")
     for expected in ("recipe", "is finished"):
         started = runner.run("mnist_mlp", *flags, "--output-dir", tmp_path / "run",
                              launcher="fork", output_directory=False,
@@ -476,7 +476,7 @@ def test_killed_rank_and_the_supervisor_line(runner: Runner, directory: Path) ->
     whole = runner.run("mnist_mlp", *MLP, launcher="two forks")
     flags = (*MLP, "--output-dir", directory, "--resume", "auto")
     job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two forks")
-    job.wait_for_step(EVERY)
+    job.wait_for_step(CHECKPOINT_EVERY)
     job.ranks()[1].kill()
     assert job.end(60) != 0
     assert job.read("status.json")["resumable"], job.read("status.json")
@@ -500,7 +500,7 @@ def test_killed_worker_of_the_loader_can_be_restarted_after(
     placement = ("--data-placement", "workers", "--num-workers", workers)
     flags = (*MLP, *LONG, *placement, "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory)
-    job.wait_for_step(EVERY)
+    job.wait_for_step(CHECKPOINT_EVERY)
 
     def killed() -> bool:
         children = psutil.Process(job.process.pid).children()
@@ -526,7 +526,7 @@ def test_stopped_rank_ends_the_job_within_the_time_out(runner: Runner, directory
     """The other ranks give up on a rank that hangs during a save and mark the run as failed."""
     flags = (*MLP, *LONG, "--collective-timeout", 5, "--output-dir", directory)
     job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two forks")
-    job.wait_for_step(EVERY)
+    job.wait_for_step(CHECKPOINT_EVERY)
     job.wait_until(lambda: any(directory.glob("checkpoints/*.unfinished")))
     stopped = job.ranks()[1]
     stopped.send_signal(signal.SIGSTOP)

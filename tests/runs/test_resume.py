@@ -13,7 +13,7 @@ from common.checkpoints.folders import step_folders, step_of
 from common.training.rank_decisions import CHECKPOINT_SECONDS
 from tests.edited_copies import edited
 from tests.jobs import (
-    EVERY,
+    CHECKPOINT_EVERY,
     MLP,
     SAMPLE_RECORDER,
     Job,
@@ -51,7 +51,7 @@ def test_epochs_after_a_resume_have_new_orders_and_those_of_the_unbroken_run(
     assert record == expected
     assert beginnings == [(0, 0), divmod(saved_step, UPDATES)]
     # Updates made while a checkpoint is on its way to the disk are repeated as well.
-    assert total <= updates + 2 * EVERY
+    assert total <= updates + 2 * CHECKPOINT_EVERY
     orders = [
         [sample for (epoch, *_), samples in record.items() if epoch == number for sample in samples]
         for number in range(4)
