@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from benchmarks import REPOSITORY
-from benchmarks.harness.contestants import threads
 from benchmarks.harness.guarded import without_waiting
 from benchmarks.harness.isolation import default_device, isolated
 from benchmarks.harness.judging import mfu_at
@@ -32,6 +31,7 @@ from common.errors import UserError
 from common.measure import memory
 from common.run_directory.record_files import read_record
 from common.run_directory.records import RunConfig
+from common.system.processor import cpu_threads
 
 PROFILED_UPDATES = 20
 # After so many updates, a wait for the device is an error. In the first ones memory is measured.
@@ -233,7 +233,7 @@ class Step:
             "log_every": max(2, updates // 3),
         }
         total = untimed + updates
-        with isolated(threads()), guard or nullcontext():
+        with isolated(cpu_threads()), guard or nullcontext():
             training = train_recipe(
                 load_recipe(measured.recipe), total, untimed, observer, seed=seed, **settings
             )

@@ -24,16 +24,11 @@ BATCH_SIZE = 128  # of the image suites
 Train = Callable[[int, int, int], FinishedTraining]
 
 
-def threads() -> int:
-    """Return the number of threads with which each process of this job uses its share of cores."""
-    return cpu_threads()
-
-
 def contestant(train: Train, judge: Judge | None = None) -> Contestant:
     """Make a contestant whose figure is samples/s of a training loop."""
 
     def compete(turn: Round) -> Measurement:
-        with isolated(threads()):
+        with isolated(cpu_threads()):
             training = train(turn.updates, turn.seed, turn.untimed)
         return throughput(training, judge, turn)
 
@@ -44,7 +39,7 @@ def roof(work: Callable[[], object], batch_size: int) -> Contestant:
     """Make a contestant that does `work` once per update, and nothing else."""
 
     def compete(turn: Round) -> Measurement:
-        with isolated(threads()):
+        with isolated(cpu_threads()):
             roofs.seconds_of(work, turn.untimed)
             seconds = roofs.seconds_of(work, turn.updates)
         return Measurement(turn.updates * batch_size / seconds)

@@ -18,7 +18,6 @@ from benchmarks.harness.contestants import (
     read_images,
     recipe_contestant,
     roof,
-    threads,
 )
 from benchmarks.harness.isolation import default_device, isolated
 from benchmarks.harness.judging import Judge
@@ -41,6 +40,7 @@ from benchmarks.peer_loops.textbook import (
 from common.data.images import ImageData
 from common.data.loader import Loader
 from common.data.order import TrainingOrder
+from common.system.processor import cpu_threads
 
 LEARNING_RATE = 1e-3  # of the recipe and its peers
 MLP_WARMUP = 0.1  # share of the updates, as in the recipe's `main`
@@ -283,7 +283,7 @@ class LoopContestants:
         """Return the seconds of a bare step on Accelerate, after a short training to warm up."""
         bare_loop = self.bare(width, self.made_before, False)
         for updates in (20, 100):
-            with isolated(threads()):
+            with isolated(cpu_threads()):
                 seconds = bare_loop.with_accelerate(updates, 0).seconds
         return seconds / updates
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness.contestants import threads
 from benchmarks.harness.guarded import without_waiting
 from benchmarks.harness.isolation import default_device, isolated
 from benchmarks.harness.recipe_side import load_recipe, train_recipe
 from benchmarks.harness.rounds import FinishedTraining
 from common.measure.memory import MEBIBYTE, MemoryTracker
 from common.measure.power import PowerMeter
+from common.system.processor import cpu_threads
 from tests.gpu.conftest import DEVICE_TYPE, HAS_GPU, as_flags
 from tests.gpu.launching import Launcher
 from tests.launch import RECIPES, REPOSITORY
@@ -46,7 +46,7 @@ def test_an_overflow_is_skipped_and_halves_the_scale(
 def trained(recipe: str, updates: int, settled: int, **settings: object) -> FinishedTraining:
     """Train in this process; after `settled` updates, a wait for the device is an error."""
     module = load_recipe(recipe)
-    with isolated(threads()), without_waiting(module, settled):
+    with isolated(cpu_threads()), without_waiting(module, settled):
         training = train_recipe(module, updates, **settings)
     assert training.model is not None
     parameters = training.model.parameters()
