@@ -28,6 +28,22 @@ class FlagUses:
     lines: dict[str, str] = field(default_factory=dict)
     copies: str | None = None  # the first place where all flags are copied
 
+    def add(self, node: ast.expr, place: str) -> None:
+        """Add what an expression reads: an attribute, a text that may name one, or all flags."""
+        copies_all = False
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            # Any attribute of this name counts, because the config may have any name.
+            self.lines.setdefault(node.attr, place)
+            if last_name(node.value) == "run":
+                self.lines.setdefault(f"run.{node.attr}", place)
+            copies_all = node.attr == "__dict__"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            self.lines.setdefault(node.value, place)  # as in getattr(config, "name")
+        elif isinstance(node, ast.Call):
+            copies_all = last_name(node.func) in CALLS_THAT_COPY
+        if copies_all and self.copies is None:
+            self.copies = place
+
     def place_of(self, flag: str) -> str | None:
         """Return where a flag may be used; None if the source uses it nowhere.
 
@@ -77,21 +93,11 @@ def look_into(path: Path, uses: FlagUses) -> bool:
     except (OSError, SyntaxError, ValueError):
         return False
     for node in ast.walk(tree):
-        if not isinstance(node, ast.expr):
-            continue
-        place = f"{path.name}:{node.lineno}"
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            # Any attribute of this name counts, because the config may have any name.
-            uses.lines.setdefault(node.attr, place)
-            owner = ast.unparse(node.value).rpartition(".")[2]
-            if owner == "run":
-                uses.lines.setdefault(f"run.{node.attr}", place)
-            if node.attr == "__dict__":
-                uses.copies = uses.copies or place
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            uses.lines.setdefault(node.value, place)  # as in getattr(config, "name")
-        elif isinstance(node, ast.Call):
-            called = ast.unparse(node.func).rpartition(".")[2]
-            if called in CALLS_THAT_COPY:
-                uses.copies = uses.copies or place
+        if isinstance(node, ast.expr):
+            uses.add(node, f"{path.name}:{node.lineno}")
     return True
+
+
+def last_name(node: ast.expr) -> str:
+    """Return the text of an expression behind its last dot, such as "run" for `self.run`."""
+    return ast.unparse(node).rpartition(".")[2]

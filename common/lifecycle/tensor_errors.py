@@ -92,9 +92,21 @@ def likely_cause_of(error: BaseException) -> str | None:
     batch = tensors_of_batch(own_frames)
     if INDEX_ERROR.search(str(error)):
         return likely_cause_of_index(frames, batch)
-    if not SHAPE_ERROR.search(str(error)):
-        return None
-    compared = tensors_of_loss(frames)
+    if SHAPE_ERROR.search(str(error)):
+        return likely_cause_of_shapes(error, batch, tensors_of_loss(frames))
+    return None
+
+
+def likely_cause_of_shapes(
+    error: BaseException, batch: list[TensorAtPlace], compared: list[TensorAtPlace]
+) -> str:
+    """Return the likely cause of an error about shapes or dtypes.
+
+    Args:
+        error: torch's error, or its warning about a loss: see `crossed_shapes`.
+        batch: the tensors of the batch.
+        compared: the tensors that a loss function compares.
+    """
     if isinstance(error, UserWarning):
         return (
             "the loss compares each prediction with the targets of all samples"

@@ -46,6 +46,14 @@ class StopRequest:
         # Those of the two descriptors of standard output and error that are terminals.
         self.terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         self.handlers_before: dict[int, Handler] = {}
+        self.install_handlers(acts_on_signals)
+
+    def install_handlers(self, acts_on_signals: bool) -> None:
+        """Handle the signals that ask a process to stop, and the end of its parent.
+
+        Args:
+            acts_on_signals: the argument of `__init__`.
+        """
         if threading.current_thread() is not threading.main_thread():
             return  # Python receives signals in its main thread only; a notebook may run another
         for number in STOP_SIGNALS:
