@@ -55,7 +55,7 @@ def choose_precision(
     else:
         precision = requested
     if not is_offered(precision, use_cpu):
-        asked_by = "--mixed-precision" if requested != "auto" else "the launcher's mixed_precision"
+        setting = "--mixed-precision" if requested != "auto" else "the launcher's mixed_precision"
         is_on_cpu = use_cpu or not is_accelerator(default_device())
         device = "a CPU" if is_on_cpu else "this GPU"
         remark = TF32_REMARK if precision == "tf32" else ""
@@ -65,7 +65,7 @@ def choose_precision(
                 "resume this run on a machine that supports this precision, or start a new run "
                 f"with --mixed-precision {best}"
             )
-        raise UserError(f"{asked_by} {precision} can't be used on {device}{remark}", advice=advice)
+        raise UserError(f"{setting} {precision} can't be used on {device}{remark}", advice=advice)
     return precision
 
 

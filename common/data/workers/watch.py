@@ -90,17 +90,9 @@ class Watch(threading.Thread):
             if since is None:
                 continue
             waited = time.monotonic() - since
-            # A batch that is ready arrives within a second. It is still used if a worker is gone
-            # or the run stops, so only a longer wait is ended.
-            is_held_up = waited > LOOK_EVERY
-            if is_held_up and not all(worker.is_alive() for worker in self.workers):
-                # The other workers may wait forever for a lock that the missing worker held.
-                self.end_workers("worker gone")
-            elif waited > self.timeout:
-                self.were_stopped = bool(self.stopped_pids())
-                self.end_workers("no batch came")
-            elif is_held_up and self.is_stopping():
-                self.end_workers("stop requested")
+            reason = self.reason_to_kill(waited)
+            if reason is not None:
+                self.end_workers(reason)
             elif waited > NOTICE_AFTER and since != self.reported_wait:
                 self.reported_wait = since
                 warn(
@@ -109,8 +101,24 @@ class Watch(threading.Thread):
                     every_rank=True,
                 )
 
+    def reason_to_kill(self, waited: float) -> KillReason | None:
+        """Return why the workers are to be killed after a wait of some seconds; None if not yet."""
+        # A batch that is ready arrives within a second. It is still used if a worker is gone or the
+        # run stops, so only a longer wait is ended.
+        is_held_up = waited > LOOK_EVERY
+        if is_held_up and not all(worker.is_alive() for worker in self.workers):
+            # The other workers may wait forever for a lock that the missing worker held.
+            return "worker gone"
+        if waited > self.timeout:
+            return "no batch came"
+        if is_held_up and self.is_stopping():
+            return "stop requested"
+        return None
+
     def end_workers(self, reason: KillReason) -> None:
         """Kill all workers, so that the wait for a batch ends in an error, and note the reason."""
+        if reason == "no batch came":
+            self.were_stopped = bool(self.stopped_pids())
         self.kill_reason = reason
         for worker in self.workers:
             worker.kill()
