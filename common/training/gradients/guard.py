@@ -1,12 +1,8 @@
-"""Gradient clipping, and protection against updates whose gradients are not finite.
-
-The norms of the gradients, and those of `--log-gradients`, are measured here, too.
-"""
+"""Gradient clipping, and protection against updates whose gradients are not finite."""
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TypedDict, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,6 +17,7 @@ from common.errors import TrainingError
 from common.metric_names import GRADIENT_NORM, LOSS_SCALE, SKIPPED_UPDATES
 from common.ranks.agreement import gather_from_ranks
 from common.system.devices import FusedOptimizer
+from common.training.gradients.logged_norms import LoggedNorms, norm_over_ranks
 from common.training.gradients.non_finite import (
     first_update_error,
     non_finite_loss_error,
@@ -35,9 +32,6 @@ from common.training.gradients.skipped_steps import (
 )
 from common.training.gradients.skipped_updates import SkippedUpdates
 from common.training.gradients.unfreezing import UnfreezingWatch
-
-if TYPE_CHECKING:  # the import takes a second
-    from torch.distributed.tensor import DTensor
 
 # A healthy fp16 run skips a few updates while its loss scale settles, never so many in a row.
 MAX_SKIPS_IN_A_ROW = 25
@@ -74,17 +68,12 @@ class GradientGuard:
 
         Args:
             max_grad_norm: the largest global norm; 0 turns clipping off.
-            by_layer: whether to compute the gradient norm of each layer as well. This reads all
-                gradients once more.
+            by_layer: whether to log the gradient norm of each layer as well: see `LoggedNorms`.
         """
         self.accelerator = accelerator
         self.max_grad_norm = max_grad_norm
         self.is_fp16 = accelerator.scaler is not None
-        # The norm of the network that was clipped first.
-        self.grad_norm = torch.zeros((), device=accelerator.device)
-        self.by_layer = by_layer
-        # The norm of each gradient of the same network, by parameter name; only with `by_layer`.
-        self.parameter_norms: dict[str, torch.Tensor] = {}
+        self.logged_norms = LoggedNorms(accelerator, by_layer)
         # On a CPU, reading the norm costs nothing and mostly saves the multiplication.
         self.reads_norm = accelerator.device.type == "cpu" and not self.is_fp16
         self.skipped_updates = SkippedUpdates()
@@ -124,7 +113,7 @@ class GradientGuard:
         is_first_call = self.skipped_updates.note_norm(network.number, norm)
         # The log has the norm of the network that was clipped first, which stands first here.
         if is_first_call and model is next(iter(self.networks)):
-            self.remember_norms(model, gradients, norm)
+            self.logged_norms.remember(model, gradients, norm)
         if self.reads_norm or not all(map(skips_on_device, optimizers)):
             self.clip_after_reading(optimizers, gradients, norm)
         else:
@@ -178,17 +167,6 @@ class GradientGuard:
         self.skipped_updates.end_update()
         if self.is_fp16:
             self.accelerator.scaler.scale_waiting_gradients()
-
-    def remember_norms(
-        self, model: nn.Module, gradients: list[torch.Tensor], norm: torch.Tensor
-    ) -> None:
-        """Keep the norm before clipping for the log; with `by_layer`, that of each gradient too."""
-        self.grad_norm = norm
-        if self.by_layer:
-            parameters = self.accelerator.unwrap_model(model).named_parameters()
-            names = [name for name, parameter in parameters if parameter.grad is not None]
-            norms = torch._foreach_norm(gradients)
-            self.parameter_norms = dict(zip(names, norms, strict=True))
 
     def clip_on_device(
         self, optimizers: list[Optimizer], gradients: list[torch.Tensor], norm: torch.Tensor
@@ -319,44 +297,26 @@ class GradientGuard:
         metrics: dict[str, float] = {}
         if self.has_clipped:
             metrics = {
-                GRADIENT_NORM: float(self.grad_norm),
+                GRADIENT_NORM: float(self.logged_norms.grad_norm),
                 SKIPPED_UPDATES: self.skipped_updates.total,
             }
         if self.is_fp16:
             metrics[LOSS_SCALE] = self.accelerator.scaler.get_scale()
-        return metrics | self.layer_norms()
-
-    def layer_norms(self) -> dict[str, float]:
-        """Return the ``gradients/`` metrics: the norm of each layer over all of its parameters.
-
-        The result is empty without `by_layer`. This must be called on all ranks, because the norms
-        of sharded gradients are combined in collectives.
-        """
-        norms = [norm_over_ranks(norm) for norm in self.parameter_norms.values()]
-        values = torch.stack(norms).tolist() if norms else []
-        sums_of_squares = defaultdict[str, float](float)
-        for name, norm in zip(self.parameter_norms, values, strict=True):
-            layer = name.rpartition(".")[0]
-            sums_of_squares[f"gradients/{layer}"] += norm**2
-        return {metric: math.sqrt(total) for metric, total in sums_of_squares.items()}
+        return metrics | self.logged_norms.layer_figures()
 
     def state_dict(self) -> GuardState:
         self.skipped_updates.count()
         return {
-            "grad_norm": float(self.grad_norm),
+            "grad_norm": float(self.logged_norms.grad_norm),
             "skipped": self.skipped_updates.total,
             "skipped_in_a_row": [*self.skipped_updates.in_a_row],
         }
 
     def load_state_dict(self, state: GuardState) -> None:
-        self.grad_norm = torch.tensor(state["grad_norm"], device=self.accelerator.device)
+        grad_norm = torch.tensor(state["grad_norm"], device=self.accelerator.device)
+        self.logged_norms.grad_norm = grad_norm
         self.skipped_updates.total = state["skipped"]
         self.skipped_updates.in_a_row = [*state["skipped_in_a_row"]]
-
-
-def norm_over_ranks(norm: torch.Tensor) -> torch.Tensor:
-    """Combine the ranks' norms of a sharded gradient in a collective; return others as they are."""
-    return cast("DTensor", norm).full_tensor() if is_sharded(norm) else norm
 
 
 def multiply(gradients: list[torch.Tensor], factor: float | torch.Tensor) -> None:

@@ -144,7 +144,7 @@ def test_gradients_are_clipped_to_the_norm(norm: float) -> None:
     optimizer.optimizer.step()
     expected = 4.0 if norm == 0 else min(4.0, norm)
     assert float(parameter.detach().norm()) == pytest.approx(expected, rel=1e-4)
-    assert float(guard.grad_norm) == pytest.approx(4.0)
+    assert float(guard.logged_norms.grad_norm) == pytest.approx(4.0)
 
 
 def test_each_network_is_clipped_by_its_own_norm() -> None:
@@ -161,7 +161,9 @@ def test_each_network_is_clipped_by_its_own_norm() -> None:
         optimizer.step()
         moved = float((before - network.weight.detach()).abs())
         assert moved == pytest.approx(min(gradient, 1.0), rel=1e-4)
-    assert float(guard.grad_norm) == 10.0, "the one that is logged is the first network's"
+    assert float(guard.logged_norms.grad_norm) == 10.0, (
+        "the one that is logged is the first network's"
+    )
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -180,7 +182,7 @@ def test_gradients_are_clipped_after_they_are_unscaled(fused: bool) -> None:
     guard.clip(model, optimizer)  # type: ignore[arg-type]
     scaler.step(optimizer.optimizer)
     scaler.update()
-    assert float(guard.grad_norm) == pytest.approx(6.0)
+    assert float(guard.logged_norms.grad_norm) == pytest.approx(6.0)
     assert weight.detach().tolist() == pytest.approx([-3.0] * 4)
 
 
@@ -441,7 +443,7 @@ def test_changes_after_clipping_are_applied_unscaled(guarded: Any) -> None:
     optimizer.step()
     torch.testing.assert_close(model.first.detach(), -(clipped + 1.0))
     torch.testing.assert_close(model.second.detach(), torch.full((4,), 5.0))
-    assert float(guarded.guard.grad_norm) == pytest.approx(10.0)
+    assert float(guarded.guard.logged_norms.grad_norm) == pytest.approx(10.0)
 
 
 def test_small_gradients_keep_their_bits(guarded: Any) -> None:
