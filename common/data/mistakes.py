@@ -9,8 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from common.data.places import values_with_places
+from common.data.places import attributes_of, values_with_places
 from common.errors import UserError
+
+# The types of values in samples that torch's `default_collate` knows.
+COLLATED_TYPES = (torch.Tensor, np.ndarray, np.generic, int, float, str, bytes, Mapping, Sequence)
 
 # What to do about a label that is not a class. Data on the Hub can't be edited in place.
 CORRECT_LABEL = "correct this label in the data (in a local copy, if they are from the Hub)"
@@ -133,6 +136,59 @@ def no_value_error(rows: Sequence[object], indices: Sequence[int] | None) -> Use
                 ),
                 every_rank=True,
             )
+    return None
+
+
+def type_error_of_sample(rows: Sequence[object], indices: Sequence[int] | None) -> UserError | None:
+    """Return the error for a sample with a value that torch can't collate; None if there is none.
+
+    Args:
+        rows: the samples, each as the data set returned it.
+        indices: the indices of the samples; None if they have none.
+    """
+    for number, row in enumerate(rows):
+        for place, value in values_with_places(row):
+            if isinstance(value, COLLATED_TYPES):
+                continue
+            sample = "a sample" if indices is None else f"sample {indices[number]}"
+            type_name = type(value).__name__
+            content = (
+                f"has a value of type {type_name} in {place}" if place else f"is a {type_name}"
+            )
+            return UserError(
+                f"{sample} of the data set {content}, of which torch's default_collate can't make "
+                "a batch",
+                advice=(
+                    "return tensors, arrays and numbers in dictionaries, lists or tuples from "
+                    "__getitem__, or pass your own collate_fn, as in DatasetSamples(dataset, "
+                    "collate_fn)"
+                ),
+                every_rank=True,
+            )
+    return None
+
+
+def immovable_value_error(batch: object) -> UserError | None:
+    """Return the error for tensors in a batch that a run can't copy to its device; None if it can.
+
+    On a CPU, such a batch would work. On a GPU, its tensors would stay on the host.
+    """
+    for place, value in values_with_places(batch):
+        if isinstance(value, COLLATED_TYPES) or hasattr(value, "to"):
+            continue
+        if not any(isinstance(item, torch.Tensor) for item in attributes_of(value)):
+            continue
+        type_name = type(value).__name__
+        content = f"has a {type_name} in {place}" if place else f"is a {type_name}"
+        return UserError(
+            f"the batch that collate_fn makes {content}, and a run can't copy the tensors in it to "
+            "the device",
+            advice=(
+                "return the tensors in dictionaries, lists or tuples, or give the class "
+                f"{type_name} a method to(device) that returns a copy"
+            ),
+            every_rank=True,
+        )
     return None
 
 

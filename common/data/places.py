@@ -18,3 +18,9 @@ def values_with_places(value: object, place: str = "") -> Iterator[tuple[str, ob
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
             yield from values_with_places(item, f"{place}[{index}]")
+
+
+def attributes_of(value: object) -> list[object]:
+    """Return the values of an object's attributes, also of a class with `__slots__`."""
+    names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
+    return [getattr(value, name, None) for name in names]

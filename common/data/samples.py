@@ -10,7 +10,12 @@ import torch
 from accelerate.utils import convert_to_fp32, send_to_device
 from torch.utils.data import default_collate
 
-from common.data.mistakes import different_sizes_error, no_value_error
+from common.data.mistakes import (
+    different_sizes_error,
+    immovable_value_error,
+    no_value_error,
+    type_error_of_sample,
+)
 from common.data.order import Blocks, hash_integers
 from common.data.versions.fingerprint import fingerprint_of_samples
 
@@ -191,14 +196,23 @@ def collated(collate: Collate, rows: list[Any], indices: Sequence[int] | None) -
 
     Raises:
         UserError: the collate function is torch's, and the samples have different sizes, or one
-            has a value that can't be in a batch.
+            has a value that can't be in a batch. Or it is another one, and returns tensors that
+            can't be copied to a device.
     """
+    if collate is not default_collate:
+        batch = collate(rows)
+        error = immovable_value_error(batch)
+        if error is not None:
+            raise error
+        return batch
     try:
-        return collate(rows)
+        return default_collate(rows)
     except Exception:
-        if collate is not default_collate:
-            raise
-        error = different_sizes_error(rows, indices) or no_value_error(rows, indices)
+        error = (
+            different_sizes_error(rows, indices)
+            or no_value_error(rows, indices)
+            or type_error_of_sample(rows, indices)
+        )
         if error is None:
             raise
     raise error

@@ -1,10 +1,11 @@
 """Copies batches to the device while training uses the previous one."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
-from accelerate.utils import recursively_apply, send_to_device
+from accelerate.utils import send_to_device
 
+from common.data.places import attributes_of
 from common.data.samples import Batch
 from common.system import devices
 
@@ -31,7 +32,26 @@ def copied_to_device(batches: Iterable[Batch], device: torch.device) -> Iterator
             latest = [send_to_device(batch, device, non_blocking=True)]
         # The copying stream allocated this memory. It must not reuse it before the training stream
         # is done with it.
-        recursively_apply(torch.Tensor.record_stream, latest, training)
+        record_stream(latest, training)
         yield from ready
     training.wait_stream(copying)
     yield from latest
+
+
+def record_stream(value: object, stream: torch.Stream) -> None:
+    """Keep the memory of all tensors in a batch until a stream is done with it.
+
+    Objects that copy themselves by a method `to` may have a method `record_stream` as well, as
+    those of PyTorch Geometric do. Otherwise, their attributes hold their tensors.
+    """
+    items: Iterable[object] = ()
+    if hasattr(value, "record_stream"):
+        value.record_stream(stream)
+    elif isinstance(value, Mapping):
+        items = value.values()
+    elif isinstance(value, list | tuple):
+        items = value
+    elif hasattr(value, "to"):
+        items = attributes_of(value)
+    for item in items:
+        record_stream(item, stream)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -631,6 +633,76 @@ def test_sample_that_is_none_is_named(row: Any, problem: str) -> None:
         samples.fetch(torch.tensor([0, index]), 0)
     expected = f"sample {index} of the data set {problem}, which can't be in a batch"
     assert error.value.problem == expected
+
+
+@dataclass
+class Holder:
+    """A sample or a batch that is no dictionary."""
+
+    x: Any
+
+
+class MovableHolder(Holder):
+    def to(self, device: torch.device) -> MovableHolder:
+        return MovableHolder(self.x.to(device))
+
+
+class SlottedHolder:
+    __slots__ = ("x",)
+
+    def __init__(self, x: Any):
+        self.x = x
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        (Holder(torch.ones(1)), "is a Holder"),
+        ({"x": torch.ones(1), "y": Holder(1)}, "has a value of type Holder in ['y']"),
+        ([1, {2}], "has a value of type set in [1]"),
+    ],
+)
+def test_sample_of_a_type_that_torch_cannot_collate_is_named(row: Any, what: str) -> None:
+    with pytest.raises(UserError) as error:
+        DatasetSamples([row, row]).fetch(torch.tensor([1, 0]), 0)
+    expected = (
+        f"sample 1 of the data set {what}, of which torch's default_collate can't make a batch"
+    )
+    assert error.value.problem == expected
+    assert "collate_fn" in error.value.advice
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda rows: Holder(torch.stack(rows)), "is a Holder"),
+        (lambda rows: SlottedHolder(torch.stack(rows)), "is a SlottedHolder"),
+        (lambda rows: {"x": [Holder(row) for row in rows]}, "has a Holder in ['x'][0]"),
+    ],
+)
+def test_batch_that_cannot_be_copied_to_the_device_is_refused(
+    make: Callable[[list[Any]], Any], what: str
+) -> None:
+    """On a CPU, the recipe would train. On a GPU, its batches would stay on the host."""
+    samples = DatasetSamples([torch.ones(1), torch.ones(1)], make)
+    with pytest.raises(UserError) as error:
+        samples.fetch(torch.tensor([0, 1]), 0)
+    assert error.value.problem.startswith(f"the batch that collate_fn makes {what}, and a run")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rows: {"x": torch.stack(rows), "names": ["a", None], "path": Path("a")},
+        lambda rows: MovableHolder(torch.stack(rows)),
+        lambda rows: [{"boxes": row} for row in rows],
+        lambda rows: UserDict(x=torch.stack(rows)),
+    ],
+    ids=["other values", "method to", "ragged", "user dict"],
+)
+def test_batch_that_can_be_copied_to_the_device_is_kept(make: Callable[[list[Any]], Any]) -> None:
+    samples = DatasetSamples([torch.ones(1), torch.ones(1)], make)
+    assert samples.fetch(torch.tensor([0, 1]), 0) is not None
 
 
 @pytest.mark.parametrize("call", ["run.make_plan(train_loader, ...)", "run.batches(train_loader)"])

@@ -6,6 +6,8 @@ import itertools
 import multiprocessing
 import os
 import pickle
+from collections import UserDict
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -149,3 +151,46 @@ def test_next_batch_is_copied_while_training_uses_the_last(cuda: Cuda) -> None:
     assert received == [[1.0] * 3, [2.0] * 3, [3.0] * 3]
     # A batch from the side stream is kept until the stream of training is done with it.
     assert cuda.events.count(("recorded", 0)) == 3
+
+
+class Graph:
+    """A batch with tensors in attributes, which copies itself to a device."""
+
+    def __init__(self, nodes: torch.Tensor):
+        self.nodes = nodes
+        self.name = "graph"
+
+    def to(self, device: torch.device) -> Graph:
+        return Graph(self.nodes.to(device))
+
+
+class RecordedGraph(Graph):
+    """A batch that also records the stream itself."""
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self.nodes.record_stream(stream)
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        lambda x: x,
+        lambda x: [{"boxes": x, "names": ["a"]}, 3],
+        lambda x: UserDict(x=(x,)),
+        lambda x: Graph(x),
+        lambda x: {"graph": RecordedGraph(x)},
+    ],
+    ids=["tensor", "nest", "user dict", "object", "object that records"],
+)
+def test_memory_of_each_tensor_is_kept_for_training(
+    nest: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the next copy could overwrite a batch that training still uses."""
+    recorded = []
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, stream: recorded.append((tensor, stream))
+    )
+    values = torch.ones(2)
+    stream: Any = "training"
+    device_copies.record_stream(nest(values), stream)
+    assert [(id(tensor), used) for tensor, used in recorded] == [(id(values), stream)]
