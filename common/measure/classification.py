@@ -69,8 +69,24 @@ class ClassificationSums(Sums):
     MAX_CLASSES = 500  # the memory of a confusion matrix grows with the square of the classes
     BATCHES_KEPT = 64  # for examples of mistakes
 
-    def __init__(self, accelerator: Accelerator, class_names: Sequence[str]) -> None:
+    def __init__(self, accelerator: Accelerator, class_names: Sequence[str] | None) -> None:
+        """Prepare empty sums.
+
+        Args:
+            class_names: the name of each class, such as ``run.data.class_names``.
+
+        Raises:
+            UserError: there are no names, because the data have none.
+        """
         super().__init__(accelerator)
+        if class_names is None:
+            raise UserError(
+                "ClassificationSums got None instead of the names of the classes",
+                advice=(
+                    "name them in the data, as in Data(NAME, splits, class_names=['cat', 'dog'])"
+                ),
+                every_rank=True,
+            )
         self.class_names = class_names
         # The smallest and the largest label so far, on their device. `result` reads them, so that
         # no batch waits for a GPU. None: there was no label yet.

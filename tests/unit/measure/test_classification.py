@@ -139,6 +139,14 @@ def test_labels_out_of_range_are_refused(
         evaluated([0, 1, 2], labels, 3, size)
 
 
+def test_data_without_class_names_are_named() -> None:
+    """`Data` needs no class names, so a recipe may pass on None."""
+    with pytest.raises(UserError) as error:
+        ClassificationSums(Accelerator(), None)
+    assert error.value.problem == "ClassificationSums got None instead of the names of the classes"
+    assert "class_names=" in error.value.advice
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.bool])
 @pytest.mark.parametrize("most_classes_of_a_matrix", [500, 1])
 def test_integers_of_any_type_are_labels(
