@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate
 
+from common.data.labelled_data.split_roles import SPLIT_ROLES
 from common.data.mistakes import empty_split_error
 from common.data.samples import (
     Batch,
@@ -120,8 +121,8 @@ class Data:
     """A data set, ready to train on. Only its name and its splits are required.
 
     Raises:
-        UserError: a split is missing, empty, or can't be read by index; or its lengths are not one
-            number for each sample.
+        UserError: a split is missing, misnamed, empty, or can't be read by index; or its lengths
+            are not one number for each sample.
     """
 
     name: str
@@ -152,11 +153,26 @@ class Data:
                 "and at least one of 'validation' and 'test'",
                 advice="pass splits with these names to Data(NAME, splits)",
             )
+        self.refuse_other_names()
         self.splits = {name: self.as_samples(name, split) for name, split in self.splits.items()}
         # Splits without a fingerprint; None until `facts` has computed the fingerprints.
         self.unknown_contents: list[str] | None = None
         if self.source is not None:
             self.reason = self.source.reason
+
+    def refuse_other_names(self) -> None:
+        """Raise a `UserError` if validation data are called val, valid or dev.
+
+        A run would take them for a split that only the recipe reads, and would neither choose the
+        best model by them nor stop early.
+        """
+        for name in self.splits:
+            role = SPLIT_ROLES.get(name, name)
+            if role not in self.splits:
+                raise UserError(
+                    f"data set {self.name!r} has a split {name!r}, but no split {role!r}",
+                    advice=f"rename the split to {role!r}, or give it a name of your own",
+                )
 
     def as_samples(self, name: str, split: object) -> Samples:
         """Check a split, and return it; a map-style data set is wrapped in `DatasetSamples`.

@@ -6,6 +6,7 @@ from common.data.dataset import Data
 from common.data.loader import RunSignals
 from common.data.run_loaders import make_loaders
 from common.data.unused_flags import refuse_unused_data_flags
+from common.lifecycle.misuse import require_data
 from common.lifecycle.stages import Context, LoadedData
 from common.objective import EVALUATED_SPLITS
 from common.training.evaluation.early_stopping import EarlyStopping
@@ -25,9 +26,11 @@ def load(
         is_evaluating: whether the recipe evaluates now.
 
     Raises:
-        UserError: a flag that was set has no effect on the data, or does not suit them; a split has
-            too few samples; or `--early-stopping` is set without validation data.
+        UserError: `data` is no `Data`; a flag that was set has no effect on the data, or does not
+            suit them; a split has too few samples; or `--early-stopping` is set without validation
+            data.
     """
+    require_data(data)
     refuse_unused_data_flags(context.config, data)
     # Validation comes before test.
     evaluated_splits = [split for split in EVALUATED_SPLITS if split in data.splits]

@@ -4,10 +4,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.console import say
+from common.data.dataset import Data
 from common.data.loader import Loader
 from common.data.order import TrainingOrder
 from common.errors import UserError
 from common.system.platforms.commands import quoted
+
+
+def require_data(data: object) -> None:
+    """Raise a `UserError` unless a recipe passes its splits to `run.loaders` as a `Data`."""
+    if not isinstance(data, Data):
+        raise UserError(
+            f"run.loaders got a value of type {type(data).__name__} instead of a Data",
+            advice='call run.loaders(Data("NAME", {"train": ..., "validation": ...}))',
+        )
 
 
 def training_order_of(loader: object, call: str) -> TrainingOrder:

@@ -30,7 +30,7 @@ from common.data.stored_samples import TensorSamples
 from common.data.unused_flags import refuse_unused_data_flags
 from common.errors import LostProcessError, UserError
 from common.flags import flag
-from common.lifecycle.misuse import training_order_of
+from common.lifecycle.misuse import require_data, training_order_of
 
 CPU = torch.device("cpu")
 COUNT = 50
@@ -367,8 +367,9 @@ def test_other_errors_of_collating_keep_their_traceback() -> None:
     rows = [torch.zeros(2), torch.zeros(3)]
     with pytest.raises(RuntimeError, match="a mistake of its own"):
         DatasetSamples(rows, fail).fetch(torch.arange(2), None)
-    with pytest.raises(TypeError, match="default_collate"):
-        DatasetSamples([object(), object()]).fetch(torch.arange(2), None)
+    too_large = 2**70  # for a tensor
+    with pytest.raises((OverflowError, ValueError)):
+        DatasetSamples([too_large, too_large]).fetch(torch.arange(2), None)
 
 
 def test_example_has_the_structure_of_a_batch() -> None:
@@ -703,6 +704,28 @@ def test_batch_that_cannot_be_copied_to_the_device_is_refused(
 def test_batch_that_can_be_copied_to_the_device_is_kept(make: Callable[[list[Any]], Any]) -> None:
     samples = DatasetSamples([torch.ones(1), torch.ones(1)], make)
     assert samples.fetch(torch.tensor([0, 1]), 0) is not None
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "dev"])
+@pytest.mark.parametrize("others", [["test"], ["test", "bank"]])
+def test_validation_split_of_another_name_is_refused(name: str, others: list[str]) -> None:
+    """A run would not read it, and would choose no best model."""
+    with pytest.raises(UserError) as error:
+        Data("mine", {split: [1] for split in ("train", name, *others)})
+    assert error.value.problem == f"data set 'mine' has a split '{name}', but no split 'validation'"
+
+
+def test_split_val_beside_a_validation_split_is_one_of_the_recipes_own() -> None:
+    data = Data("mine", {split: [1] for split in ("train", "validation", "val")})
+    assert len(data.splits["val"]) == 1
+
+
+@pytest.mark.parametrize("data", [{"train": [1], "test": [1]}, [1], None])
+def test_data_of_another_type_are_refused(data: Any) -> None:
+    with pytest.raises(UserError) as error:
+        require_data(data)
+    problem = f"run.loaders got a value of type {type(data).__name__} instead of a Data"
+    assert error.value.problem == problem
 
 
 @pytest.mark.parametrize("call", ["run.make_plan(train_loader, ...)", "run.batches(train_loader)"])
