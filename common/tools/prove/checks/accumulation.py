@@ -20,8 +20,10 @@ from common.tools.prove.layouts.pairs import (
     cause_of_later_loss,
     cause_of_optimizers,
     cause_of_weights,
+    cause_with_buffer,
     comparison_in_words,
     is_near,
+    note_on_buffer,
     values_in_words,
     verdict_on_updates_and_figures,
 )
@@ -58,7 +60,7 @@ def verdict_of(pair: RunPair) -> Verdict:
     update_cause = cause_of_loss_or_gradients(pair) or cause_of_weights(pair)
     wrong_figures = cause_of_independent_figures(pair)
     if update_cause is None and wrong_figures is None:
-        return Verdict(True, compared)
+        return Verdict(True, compared + note_on_buffer(pair))
     mixing_modules = mixing_modules_of(pair.variant)
     if mixing_modules:
         return skipped_verdict(
@@ -125,11 +127,12 @@ def cause_of_loss_or_gradients(pair: RunPair) -> Cause | None:
         return cause_of_ratio(sentence, difference.ratio, pair.variant_layout.accumulation)
     if difference.update > 1:
         return cause_of_later_loss(pair, difference)
-    return Cause(
+    cause = Cause(
         f"the loss of update 1 is {values}, before any weight has changed: it is not a mean "
         "over samples, or depends on more than the weights and the batch",
         "compute the loss as a mean over the samples of the micro-batch",
     )
+    return cause_with_buffer(pair, cause)
 
 
 def cause_of_ratio(sentence: str, ratio: float, accumulation: int) -> Cause:

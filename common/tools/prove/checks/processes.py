@@ -22,6 +22,7 @@ from common.tools.prove.layouts.pairs import (
     cause_of_weights,
     comparison_in_words,
     is_near,
+    note_on_buffer,
     values_in_words,
     verdict_on_updates_and_figures,
 )
@@ -147,7 +148,7 @@ def verdict_of(pair: RunPair) -> Verdict:
     update_cause = cause_of(pair)
     wrong_figures = cause_of_evaluations(pair)
     if update_cause is None and wrong_figures is None:
-        return Verdict(True, compared)
+        return Verdict(True, compared + note_on_buffer(pair))
     generators = drawn_generators(pair.variant)
     if generators:
         names = " and ".join(generators)

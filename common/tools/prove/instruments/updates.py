@@ -1,7 +1,7 @@
-"""Records the optimizer steps of each update, and saves the weights twice.
+"""Records the optimizer steps of each update, and saves the weights and buffers twice.
 
-The weights are saved before the first update, and after the update `COMPARED_UPDATE`. Checks
-compare the later weights of two runs, relative to how far the weights have moved from the first.
+They are saved before the first update, and after the update `COMPARED_UPDATE`. Checks compare the
+later weights of two runs, relative to how far the weights have moved from the first.
 
 It writes `SampleMixing` once, and an `OptimizerStep` before each step of an optimizer.
 """
@@ -28,8 +28,10 @@ from common.training.unequal_weights import networks_of
 
 FIRST_WEIGHTS = "weights-first.safetensors"
 LATER_WEIGHTS = "weights-later.safetensors"
-# The update after which the later weights are saved. Rounding differences grow from update to
-# update: a ResNet's by a factor of 1,000 from update 3 to update 5.
+FIRST_BUFFERS = "buffers-first.safetensors"
+LATER_BUFFERS = "buffers-later.safetensors"
+# The update after which the later weights and buffers are saved. Rounding differences grow from
+# update to update: a ResNet's by a factor of 1,000 from update 3 to update 5.
 COMPARED_UPDATE = 3
 
 
@@ -69,6 +71,7 @@ class UpdateObserver:
             )
         )
         self.save_weights(run.context, FIRST_WEIGHTS)
+        self.save_buffers(run.context, FIRST_BUFFERS)
         self.has_started = True
 
     def around_clip_grad_norm(
@@ -132,6 +135,7 @@ class UpdateObserver:
         original(loop, started)
         if self.session.step == COMPARED_UPDATE:
             self.save_weights(started.context, LATER_WEIGHTS)
+            self.save_buffers(started.context, LATER_BUFFERS)
 
     def save_weights(self, context: Context, name: str) -> None:
         """Save the parameters of all kept networks. All ranks have to call this."""
@@ -139,6 +143,25 @@ class UpdateObserver:
         for part, network in networks_of(context.parts.shared).items():
             for parameter_name, parameter in network.named_parameters():
                 tensors[f"{part}.{parameter_name}"] = copy_on_host(parameter)
+        self.save(tensors, context, name)
+
+    def save_buffers(self, context: Context, name: str) -> None:
+        """Save the buffers of all kept networks, except for batch norms. All ranks have to call it.
+
+        A batch norm has the statistics of micro-batches, so its buffers depend on their size.
+        """
+        tensors = {}
+        for part, network in networks_of(context.parts.shared).items():
+            for module_name, module in network.named_modules(prefix=part):
+                if isinstance(module, _BatchNorm):
+                    continue
+                for buffer_name, buffer in module.named_buffers(recurse=False):
+                    if buffer.layout is torch.strided and not buffer.is_complex():
+                        tensors[f"{module_name}.{buffer_name}"] = copy_on_host(buffer)
+        self.save(tensors, context, name)
+
+    def save(self, tensors: dict[str, torch.Tensor], context: Context, name: str) -> None:
+        """Write the tensors of rank 0 to a file in the run's directory."""
         if self.session.rank == 0:
             save_file(tensors, Path(context.directory.path, name))
 

@@ -13,7 +13,9 @@ from typing import Literal
 from safetensors.torch import load_file
 
 from common.tools.prove.instruments.updates import (
+    FIRST_BUFFERS,
     FIRST_WEIGHTS,
+    LATER_BUFFERS,
     LATER_WEIGHTS,
 )
 from common.tools.prove.layouts.compared_runs import UPDATES
@@ -188,10 +190,49 @@ def weight_distance(baseline: ObservedRun, variant: ObservedRun) -> WeightDistan
 
 
 @dataclass(frozen=True)
+class BufferDifference:
+    """A buffer of a kept network in which two runs differ beyond the tolerance."""
+
+    name: str
+    # Relative to the distance that the baseline's buffer has moved; infinite if it has not.
+    ratio: float
+
+
+def differing_buffer(baseline: ObservedRun, variant: ObservedRun) -> BufferDifference | None:
+    """Return the buffer that differs most between two runs after the same number of updates.
+
+    It is None if no buffer differs by more than `WEIGHT_TOLERANCE`, or if a run made too few
+    updates to save its buffers.
+    """
+    paths = [
+        baseline.directory / FIRST_BUFFERS,
+        baseline.directory / LATER_BUFFERS,
+        variant.directory / LATER_BUFFERS,
+    ]
+    if not all(path.exists() for path in paths):
+        return None
+    start, end, variant_end = [load_file(path) for path in paths]
+    largest: BufferDifference | None = None
+    for name in start.keys() & end.keys() & variant_end.keys():
+        first, later, other = (buffers[name].double() for buffers in (start, end, variant_end))
+        if not first.shape == later.shape == other.shape:
+            continue
+        moved = float((later - first).norm())
+        apart = float((later - other).norm())
+        if apart <= WEIGHT_TOLERANCE * moved or math.isnan(apart):
+            continue
+        ratio = apart / moved if moved else math.inf
+        if largest is None or (ratio, name) > (largest.ratio, largest.name):
+            largest = BufferDifference(name, ratio)
+    return largest
+
+
+@dataclass(frozen=True)
 class FigureDifference:
     """A figure of an evaluation in which two runs differ beyond the tolerance."""
 
     figure: str  # in words, such as "accuracy of the final evaluation after update 6"
+    update: int  # the number of updates before the evaluation
     baseline: float
     variant: float
 
@@ -228,7 +269,9 @@ class EvaluationPair:
 
     def difference(self, name: str) -> FigureDifference:
         figure = f"{name} of the {self.variant.phase} evaluation after update {self.variant.step}"
-        return FigureDifference(figure, self.baseline.figures[name], self.variant.figures[name])
+        return FigureDifference(
+            figure, self.variant.step, self.baseline.figures[name], self.variant.figures[name]
+        )
 
 
 def differing_figure(

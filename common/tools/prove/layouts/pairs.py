@@ -19,6 +19,7 @@ from common.tools.prove.layouts.comparison import (
     WEIGHT_TOLERANCE,
     Update,
     UpdateDifference,
+    differing_buffer,
     differing_figure,
     first_differing_update,
     updates_of,
@@ -202,22 +203,56 @@ def gradient_difference(pair: RunPair, last_update: int) -> float:
     return largest
 
 
+def buffer_in_words(pair: RunPair) -> str | None:
+    """Return that a buffer of a kept network differs, and by how much; None if none does."""
+    difference = differing_buffer(pair.baseline, pair.variant)
+    if difference is None:
+        return None
+    if math.isinf(difference.ratio):
+        return f"the buffer {difference.name} has changed in only one of the runs"
+    return (
+        f"the buffer {difference.name} differs by {difference.ratio:.0%} of its change up to "
+        f"update {COMPARED_UPDATE}"
+    )
+
+
+def note_on_buffer(pair: RunPair) -> str:
+    """Return the end of a verdict that passes, although a buffer differs; empty if none does."""
+    buffer = buffer_in_words(pair)
+    return f"; {buffer}, although the updates agree" if buffer else ""
+
+
+def cause_with_buffer(pair: RunPair, cause: Cause) -> Cause:
+    """Return a cause that also names a buffer that differs; the same cause if none does."""
+    buffer = buffer_in_words(pair)
+    if buffer is None:
+        return cause
+    return Cause(
+        f"{cause.sentence}; {buffer}, which may be the reason",
+        "change the buffer once an update, `if accelerator.sync_gradients:`, by the samples of all "
+        "its micro-batches and of all processes (run.gather(rows) returns those of all processes); "
+        f"if the buffer is not the reason, {cause.advice}",
+    )
+
+
 def cause_of_later_loss(pair: RunPair, difference: UpdateDifference) -> Cause:
     """Return the cause of a loss that differs although all earlier gradients agreed."""
     values = values_in_words(pair, difference)
     earlier_difference = gradient_difference(pair, difference.update - 1)
     if earlier_difference > LARGEST_ROUNDING:
-        return Cause(
+        cause = Cause(
             f"the loss of update {difference.update} is {values}, after gradients whose norms "
             f"differed by up to {earlier_difference:.2%}, which is more than rounding",
             "compute the loss as a mean over the samples of the micro-batch; if it is one, look "
             "for a value that changes with each micro-batch and enters the loss or the update",
         )
-    return Cause(
+        return cause_with_buffer(pair, cause)
+    cause = Cause(
         f"the loss of update {difference.update} is {values}, after gradients that agreed within "
         "the tolerance: an update depends on more than the gradients",
         "look for a value that changes with each micro-batch and enters the loss or the update",
     )
+    return cause_with_buffer(pair, cause)
 
 
 def cause_of_weights(pair: RunPair) -> Cause | None:
@@ -271,13 +306,14 @@ def cause_of_figures(pair: RunPair, last_step: int | None = None) -> Cause | Non
             f"{difference.baseline:.6g} in batches of {baseline_batch}, for the same weights: it "
             "changes with the batch size, as a mean over batches does"
         )
-    return Cause(
+    cause = Cause(
         sentence,
         "add up over samples, as Sums does, and not over batches: pass totals to sums.add(...), "
         "and compute the figure from them; for a figure that is no function of totals, such as an "
         "average precision, gather the values of the whole split from all processes by "
         "sums.collect(...)",
     )
+    return cause if difference.update == 0 else cause_with_buffer(pair, cause)
 
 
 def largest_evaluation_batch(run: ObservedRun) -> int:

@@ -13,7 +13,12 @@ import torch
 from safetensors.torch import save_file
 
 from common.tools.prove.checks import accumulation, processes
-from common.tools.prove.instruments.updates import FIRST_WEIGHTS, LATER_WEIGHTS
+from common.tools.prove.instruments.updates import (
+    FIRST_BUFFERS,
+    FIRST_WEIGHTS,
+    LATER_BUFFERS,
+    LATER_WEIGHTS,
+)
 from common.tools.prove.layouts import process_runs
 from common.tools.prove.layouts.compared_runs import UpdateLayout
 from common.tools.prove.layouts.comparison import differing_figure, updates_of
@@ -56,6 +61,7 @@ def run_with_layout(
     norms: Sequence[float] = (0.5, 0.4, 0.3),
     rates: Sequence[float] = (0.1, 0.2, 0.1),
     weights: float = 2.0,
+    buffer: float | None = None,
     accuracy: float = 0.5,
     accuracy_at_start: float = 0.2,
     mixing: SampleMixing | None = None,
@@ -64,11 +70,17 @@ def run_with_layout(
     evaluation_batch: int = 0,
     collate_draws: bool = False,
 ) -> ObservedRun:
-    """Return a run of three updates that moved its weights from 1 to `weights`."""
+    """Return a run of three updates that moved its weights from 1 to `weights`.
+
+    If there is a buffer, it moved from 0 to `buffer`.
+    """
     directory = folder / str(way)
     directory.mkdir()
     save_file({"model.weight": torch.ones(2)}, directory / FIRST_WEIGHTS)
     save_file({"model.weight": torch.full((2,), weights)}, directory / LATER_WEIGHTS)
+    if buffer is not None:
+        save_file({"center.mean": torch.zeros(2)}, directory / FIRST_BUFFERS)
+        save_file({"center.mean": torch.full((2,), buffer)}, directory / LATER_BUFFERS)
     ranks = []
     for _ in range(way.processes):
         records: list[ObservedRecord] = [
@@ -94,10 +106,15 @@ def run_with_layout(
     return run_with(*ranks, directory=directory)
 
 
-def pair_of(variant_layout: UpdateLayout, folder: Path, **changes: object) -> RunPair:
+def pair_of(
+    variant_layout: UpdateLayout,
+    folder: Path,
+    baseline_buffer: float | None = None,
+    **changes: object,
+) -> RunPair:
     """Return a pair of a correct run and one with changes."""
     baseline_layout = WHOLE if variant_layout == DIVIDED else DIVIDED
-    baseline = run_with_layout(baseline_layout, folder)
+    baseline = run_with_layout(baseline_layout, folder, buffer=baseline_buffer)
     variant = run_with_layout(variant_layout, folder, **changes)  # type: ignore[arg-type]
     return RunPair(baseline, variant, baseline_layout, variant_layout)
 
@@ -151,6 +168,56 @@ def test_first_difference_is_named(
     (cause,) = verdict.causes
     assert words in cause
     assert verdict.advice
+
+
+@EACH_WAY
+@pytest.mark.parametrize(
+    ("baseline", "variant", "note"),
+    [
+        (1.0, 0.5, "the buffer center.mean differs by 50% of its change up to update 3"),
+        (0.0, 0.5, "the buffer center.mean has changed in only one of the runs"),
+        (1.0, 0.99, ""),
+        (0.0, 0.0, ""),
+        (None, 0.5, ""),
+    ],
+)
+def test_buffer_that_differs_is_noted(
+    way: UpdateLayout, baseline: float | None, variant: float, note: str, tmp_path: Path
+) -> None:
+    """It fails no check, because a process may count its own samples, for example."""
+    verdict = VERDICTS[way](pair_of(way, tmp_path, baseline_buffer=baseline, buffer=variant))
+    assert verdict.passed is True
+    assert verdict.compared.partition("; ")[2].partition(",")[0] == note
+
+
+@EACH_WAY
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"losses": (3.0, 2.1, 1.0)}, True),
+        ({"accuracy": 0.9}, True),
+        ({"accuracy_at_start": 0.9}, False),  # no update has changed the buffer yet
+        ({"norms": (1.0, 0.8, 0.6)}, False),  # the ratio has another cause
+    ],
+    ids=["loss", "figure", "first figure", "gradients"],
+)
+def test_buffer_that_differs_is_a_cause(
+    way: UpdateLayout, changes: dict[str, Any], named: bool, tmp_path: Path
+) -> None:
+    """A centre or a normalisation that each process or micro-batch changes enters the loss."""
+    verdict = VERDICTS[way](pair_of(way, tmp_path, baseline_buffer=1.0, buffer=0.5, **changes))
+    assert verdict.passed is False
+    assert ("; the buffer center.mean differs by 50%" in verdict.causes[0]) is named
+    assert ("run.gather(rows)" in verdict.advice) is named
+
+
+def test_buffer_that_changes_with_each_micro_batch_is_a_cause_in_the_first_update(
+    tmp_path: Path,
+) -> None:
+    changes: dict[str, Any] = {"losses": (3.1, 2.0, 1.0), "buffer": 0.5}
+    verdict = accumulation.verdict_of(pair_of(DIVIDED, tmp_path, baseline_buffer=1.0, **changes))
+    assert "the loss of update 1 is" in verdict.causes[0]
+    assert "the buffer center.mean differs by 50%" in verdict.causes[0]
 
 
 def test_figure_that_changes_with_the_batch_size_is_named(tmp_path: Path) -> None:
