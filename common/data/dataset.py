@@ -196,7 +196,7 @@ class Data:
                     ),
                 )
             split = DatasetSamples(split)
-        if split.is_sized and not len(split):
+        if split.is_sized and not self.length_of(name, split):
             advice = "add samples to it"
             if name != "train":  # a run needs this one
                 advice += ", or remove it from Data(...)"
@@ -206,6 +206,24 @@ class Data:
         if split.lengths is not None and split.blocks is None:
             self.check_lengths(name, split)
         return split
+
+    def length_of(self, name: str, split: Samples) -> int:
+        """Return the number of samples of a split.
+
+        Raises:
+            UserError: ``__len__`` returns a negative number, or no whole one.
+        """
+        try:
+            return len(split)
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"__len__ of split {name} of data set {self.name} returns no number of samples "
+                f"({error})",
+                advice=(
+                    "return a whole number from 0; it is negative, for example, if a series is "
+                    "shorter than a window of it"
+                ),
+            ) from error
 
     def check_lengths(self, name: str, split: Samples) -> None:
         """Make the lengths an array; raise a `UserError` unless each sample has one.

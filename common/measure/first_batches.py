@@ -138,10 +138,15 @@ class FirstBatches:
             recorded_once, recorded_twice = self.recorded
             if is_wrong_recorded_count(recorded_once, recorded_twice, batch_size):
                 wrong["sums.record"] = float(recorded_once.count)
-        # `finish` may use the count for something else than samples.
-        if self.add_calls == 2 and finish is None:
+        if self.add_calls == 2:
             added_once, added_twice = self.added
-            if is_wrong_added_count(added_once, added_twice, batch_size):
+            # `finish` may use the count for something else than samples.
+            is_wrong = (
+                is_wrong_added_count(added_once, added_twice, batch_size)
+                if finish is None
+                else is_wrong_count_of_loss(added_once, added_twice, batch_size, finish)
+            )
+            if is_wrong:
                 wrong["sums.add"] = float(added_once.count)
         return wrong
 
@@ -179,6 +184,22 @@ def is_wrong_added_count(once: BatchTotals, twice: BatchTotals, batch_size: int)
         for name in names_with_ratio(once.totals, twice.totals, 2)
     )
     return is_one_for_several(float(once.count), batch_size) or totals_double
+
+
+def is_wrong_count_of_loss(
+    once: BatchTotals, twice: BatchTotals, batch_size: int, finish: Finish
+) -> bool:
+    """Whether a count of `Sums.add`, the same for both batches, makes the loss grow with samples.
+
+    Args:
+        batch_size: the samples of the first batch.
+        finish: computes the figures. Only its figure "loss" is surely a mean.
+    """
+    if batch_size < MIN_SAMPLES or not has_same_count(once, twice):
+        return False
+    figures_once = comparable_figures(once.on_host(), finish)
+    figures_twice = comparable_figures(twice.on_host(), finish)
+    return bool(names_with_ratio(figures_once, figures_twice, 2))
 
 
 def has_same_count(once: BatchMeans | BatchTotals, twice: BatchMeans | BatchTotals) -> bool:

@@ -720,6 +720,23 @@ def test_split_val_beside_a_validation_split_is_one_of_the_recipes_own() -> None
     assert len(data.splits["val"]) == 1
 
 
+@pytest.mark.parametrize("length", [-3, 2.0, None])
+def test_length_that_is_no_number_of_samples_is_refused(length: Any) -> None:
+    """A series may be shorter than a window of it."""
+
+    class Windows:
+        def __len__(self) -> int:
+            return length
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    with pytest.raises(UserError) as error:
+        Data("series", {"train": [1], "test": Windows()})
+    problem = "__len__ of split test of data set series returns no number of samples ("
+    assert error.value.problem.startswith(problem)
+
+
 @pytest.mark.parametrize("data", [{"train": [1], "test": [1]}, [1], None])
 def test_data_of_another_type_are_refused(data: Any) -> None:
     with pytest.raises(UserError) as error:

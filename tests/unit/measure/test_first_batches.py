@@ -120,6 +120,26 @@ def test_wrong_number_of_samples_is_named(case: str) -> None:
     assert problem.startswith("sums.add" if case.startswith("add") else "sums.record")
 
 
+@pytest.mark.parametrize(
+    ("function", "is_named"),
+    [
+        (lambda totals: {"loss": totals["loss"] / totals["count"]}, True),
+        (lambda totals: {"mean": totals["loss"] / totals["count"]}, False),  # may be any number
+        (lambda totals: {"loss": totals["loss"] / totals["samples"]}, False),
+    ],
+    ids=["loss", "another figure", "another divisor"],
+)
+def test_wrong_number_of_samples_is_named_by_the_loss_of_a_function(
+    function: Any, is_named: bool
+) -> None:
+    """A loss that doubles with the samples is no mean."""
+    problems = problems_of(
+        lambda sums, v: sums.add(1, loss=v.sum(), samples=len(v)), Sums(alone(), function)
+    )
+    named = [problem for problem in problems if problem.startswith("sums.add got 1 as the number")]
+    assert bool(named) is is_named
+
+
 CORRECT: Mapping[str, Batch] = {
     "means": lambda sums, v: sums.record(v.mean(), {"a": v.mean(), "b": v, "c": 0}, len(v)),
     "zeros": lambda sums, v: sums.record(0.0, {"hits": (v > 9).sum()}, len(v)),
