@@ -19,6 +19,7 @@ from torch import nn
 from common.checkpoints.part_states import Stateful
 from common.data.dataset import Data
 from common.data.samples import Samples
+from common.data.stored_samples import StoredSamples
 from common.tools.prove.reach.network_values import (
     attributes_beside_state,
     attributes_of_optimizer,
@@ -272,4 +273,7 @@ class ValueSearch:
             for name in names:
                 if hasattr(value, name):
                     attributes.setdefault(name, getattr(value, name))
+        if isinstance(value, StoredSamples):
+            # Only the library sets this attribute, in each launch when the split is first read.
+            attributes.pop("writes", None)
         self.visit_all(place, attributes)

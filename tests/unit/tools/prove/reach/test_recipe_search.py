@@ -339,6 +339,18 @@ def test_the_position_of_a_file_of_the_data_shows(tmp_path: Path, reads_by_line:
     assert before.digests[name] != after.digests[name]
 
 
+def test_what_the_library_notes_of_a_split_is_left_out() -> None:
+    """It notes the writes to a split in each launch, so a resume restores nothing."""
+    split = TensorSamples(x=torch.zeros(2))
+    data = Data("mine", {"train": split, "test": TensorSamples(x=torch.ones(2))})
+    before = look(data=data)
+    split.refuse_changes()
+    after = look(data=data)
+    assert before.digests == after.digests
+    split.tensors["x"].add_(1)
+    assert look(data=data).digests != before.digests
+
+
 def test_the_state_of_kept_parts_is_left_out() -> None:
     """The search lists only attributes of kept parts that their state_dict lacks."""
     average = Average()
