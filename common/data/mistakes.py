@@ -168,11 +168,18 @@ def type_error_of_sample(rows: Sequence[object], indices: Sequence[int] | None) 
     return None
 
 
-def immovable_value_error(batch: object) -> UserError | None:
-    """Return the error for tensors in a batch that a run can't copy to its device; None if it can.
+def batch_error(batch: object) -> UserError | None:
+    """Return the error for a batch of a user's collate function; None if it can be used.
 
-    On a CPU, such a batch would work. On a GPU, its tensors would stay on the host.
+    It is None, or a run can't copy tensors in it to its device. On a CPU, such a batch would work.
+    On a GPU, its tensors would stay on the host.
     """
+    if batch is None:
+        return UserError(
+            "collate_fn returns None instead of a batch",
+            advice="return the batch at its end, as in return {'inputs': inputs}",
+            every_rank=True,
+        )
     for place, value in values_with_places(batch):
         if isinstance(value, COLLATED_TYPES) or hasattr(value, "to"):
             continue

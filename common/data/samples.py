@@ -11,8 +11,8 @@ from accelerate.utils import convert_to_fp32, send_to_device
 from torch.utils.data import default_collate
 
 from common.data.mistakes import (
+    batch_error,
     different_sizes_error,
-    immovable_value_error,
     no_value_error,
     type_error_of_sample,
 )
@@ -196,12 +196,12 @@ def collated(collate: Collate, rows: list[Any], indices: Sequence[int] | None) -
 
     Raises:
         UserError: the collate function is torch's, and the samples have different sizes, or one
-            has a value that can't be in a batch. Or it is another one, and returns tensors that
-            can't be copied to a device.
+            has a value that can't be in a batch. Or it is another one, and returns None, or
+            tensors that can't be copied to a device.
     """
     if collate is not default_collate:
         batch = collate(rows)
-        error = immovable_value_error(batch)
+        error = batch_error(batch)
         if error is not None:
             raise error
         return batch

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from common.checkpoints import model_weights
 from common.checkpoints.adapters import State
@@ -13,7 +14,7 @@ from common.console import warn
 from common.console.display import DISPLAY
 from common.lifecycle.evaluated_networks import EvaluatedNetworks, network_to_evaluate
 from common.lifecycle.evaluation_figures import checked_figures, refuse_evident_mistakes
-from common.lifecycle.misuse import nan_warning
+from common.lifecycle.misuse import nan_warning, refuse_rehearsed_steps
 from common.lifecycle.saving import compare_weights_of_ranks
 from common.lifecycle.stages import Context, KeptParts, LoadedData
 from common.measure.value_checks import Metrics
@@ -72,11 +73,20 @@ class Evaluations:
     def keep_states_before_rehearsal(self) -> None:
         """Keep the states of the random generators if the rehearsal is due; `log` restores them.
 
+        Before the first backward pass, the recipe's plateau schedulers must not have made a step.
+
         `run.should_evaluate` calls this. `evaluating` would be too late, because a recipe may draw
         or seed before it calls that.
         """
         if self.rehearsal.is_due:
             self.states_before_rehearsal = self.context.random.state_dict()
+            steps = {part: part.last_epoch for part in self.plateaus()}
+            self.context.accelerator.before_backward = lambda: refuse_rehearsed_steps(steps)
+
+    def plateaus(self) -> list[ReduceLROnPlateau]:
+        """Return the kept schedulers that make a step for each evaluation."""
+        parts = self.context.parts.shared.values()
+        return [part for part in parts if isinstance(part, ReduceLROnPlateau)]
 
     @contextmanager
     def evaluating(

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
 from common.console import say
 from common.data.dataset import Data
 from common.data.loader import Loader
@@ -44,6 +46,26 @@ def training_order_of(loader: object, call: str) -> TrainingOrder:
             advice=f"call {call}, with the first of the loaders that run.loaders(data) returns",
         )
     return loader.order
+
+
+def refuse_rehearsed_steps(steps_before: Mapping[ReduceLROnPlateau, int]) -> None:
+    """Raise a `UserError` if a scheduler has made a step with the figures of a rehearsal.
+
+    Each start of a run rehearses, so a resumed run would make more steps than one that was not
+    interrupted.
+
+    Args:
+        steps_before: the steps that each scheduler had made before the rehearsal.
+    """
+    if any(scheduler.last_epoch != steps for scheduler, steps in steps_before.items()):
+        raise UserError(
+            "a ReduceLROnPlateau made a step with the figures of the rehearsal, which come from a "
+            "few samples, and again at each resume",
+            advice=(
+                "turn the rehearsal off by Run(config, __file__, OBJECTIVE, rehearse=False) (see "
+                "docs/make-your-own.md)"
+            ),
+        )
 
 
 def require_name(description: Mapping[str, object]) -> None:

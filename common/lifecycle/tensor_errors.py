@@ -38,6 +38,15 @@ MIXED_WITH_SHARDS_CAUSE = (
     "copy.deepcopy(accelerator.unwrap_model(model)) after accelerator.prepare, which shards it, "
     "too, or take whole weights by weight.full_tensor() on all processes"
 )
+# Texts of torch's errors about tensors on two devices.
+TWO_DEVICES = re.compile(
+    r"^Expected all tensors to be on the same device|^indices should be either on .* same device"
+    r"|^Tensor on device \S+ is not on the expected device"
+)
+TWO_DEVICES_CAUSE = (
+    "a tensor is not on the run's device: the batches of a run's loaders are there already, so "
+    "move the other tensors by .to(run.device), such as weights of classes or new labels"
+)
 # Texts of torch's errors about a label, a token or another index.
 INDEX_ERROR = re.compile(
     r"^(Target -?\d+ is out of bounds|index -?\d+ is out of bounds for dimension"
@@ -89,6 +98,8 @@ def likely_cause_of(error: BaseException) -> str | None:
         return None
     if MIXED_WITH_SHARDS in str(error):
         return MIXED_WITH_SHARDS_CAUSE
+    if TWO_DEVICES.search(str(error)):
+        return TWO_DEVICES_CAUSE
     batch = tensors_of_batch(own_frames)
     if INDEX_ERROR.search(str(error)):
         return likely_cause_of_index(frames, batch)
@@ -132,8 +143,10 @@ def is_raised_by_torch(error: BaseException, frames: list[FrameType]) -> bool:
         return False
     if caller is not frames[0]:
         return True
-    is_of_operators_class = isinstance(error, (RuntimeError, IndexError))
-    return is_of_operators_class and OPERATOR_ERROR.search(str(error)) is not None
+    if not isinstance(error, (RuntimeError, IndexError)):
+        return False
+    text = str(error)
+    return OPERATOR_ERROR.search(text) is not None or TWO_DEVICES.search(text) is not None
 
 
 def is_of_model(frame: FrameType) -> bool:

@@ -255,3 +255,14 @@ def test_scheduler_of_evaluations_is_not_prepared(runner: Runner, tmp_path: Path
     run = runner.run(copy, *FLAGS, "--max-steps", 3, succeeds=False)
     assert "error: accelerator.prepare got a ReduceLROnPlateau" in run.errors, run.explain()
     assert "Traceback" not in run.printed()
+
+
+def test_scheduler_of_evaluations_takes_no_step_in_the_rehearsal(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """Each resume would add such a step."""
+    run = runner.run(edited("mnist_mlp", tmp_path, *PLATEAU[1:]), *FLAGS, succeeds=False)
+    problem = "error: a ReduceLROnPlateau made a step with the figures of the rehearsal"
+    assert problem in run.errors, run.explain()
+    assert "rehearse=False" in run.errors
+    assert "Traceback" not in run.printed()

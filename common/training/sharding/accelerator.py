@@ -1,6 +1,6 @@
 """The Accelerator of a run, which can also shard networks and train networks that begin frozen."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
@@ -42,6 +42,8 @@ class ShardingAccelerator(Accelerator):
         # does not wrap such a network. A recipe may unfreeze it, so `backward` averages its
         # gradients.
         self.frozen_networks: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
+        # Called once, before the next backward pass; None: nothing is to be called.
+        self.before_backward: Callable[[], None] | None = None
         super().__init__(*args, **kwargs)
 
     @property
@@ -151,6 +153,9 @@ class ShardingAccelerator(Accelerator):
 
     def backward(self, loss: torch.Tensor, **kwargs: object) -> None:
         """Compute gradients, and average those of `frozen_networks`, which DDP leaves out."""
+        if self.before_backward is not None:
+            self.before_backward()
+            self.before_backward = None
         super().backward(loss, **kwargs)
         if self.sync_gradients:
             for parameters in self.frozen_networks.values():

@@ -691,6 +691,14 @@ def test_batch_that_cannot_be_copied_to_the_device_is_refused(
     assert error.value.problem.startswith(f"the batch that collate_fn makes {what}, and a run")
 
 
+def test_collate_function_without_a_result_is_named() -> None:
+    """It may lack a `return`."""
+    samples = DatasetSamples([torch.ones(1)], lambda rows: None)
+    with pytest.raises(UserError) as error:
+        samples.fetch(torch.tensor([0]), 0)
+    assert error.value.problem == "collate_fn returns None instead of a batch"
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -146,6 +146,35 @@ def test_loss_without_a_gradient_is_explained(way: str) -> None:
     assert "no parameter that is trained" in (likely_cause_of(raised_by(train)) or "")
 
 
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda model, there, here: there == here,
+        lambda model, there, here: F.cross_entropy(there, here.argmax(1)),
+        lambda model, there, here: model(there),
+    ],
+    ids=["operator", "loss", "network"],
+)
+def test_tensors_on_two_devices_are_explained(mistake: Any) -> None:
+    """The meta device stands for a GPU. A loader's batches are on the device already."""
+    model = nn.BatchNorm1d(3)
+    here = torch.rand(2, 3)
+    error = raised_by(lambda: mistake(model, here.to("meta"), here))
+    assert "move the other tensors by .to(run.device)" in (likely_cause_of(error) or "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and",
+        "indices should be either on cpu or on the same device as the indexed tensor (cuda:0)",
+    ],
+)
+def test_texts_of_a_gpu_about_two_devices_are_explained(text: str) -> None:
+    error = raised_by(lambda: fail(RuntimeError(text)))
+    assert "move the other tensors by .to(run.device)" in (likely_cause_of(error) or "")
+
+
 def test_step_of_a_plateau_without_a_metric_is_explained() -> None:
     """Such a scheduler needs a value of each evaluation."""
     parameters = nn.Linear(1, 1).parameters()
