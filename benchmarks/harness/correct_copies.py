@@ -8,8 +8,10 @@ from benchmarks.harness.edited_copies import (
     DROPOUT,
     EVALUATION,
     FORWARD,
+    KEEP,
     LOOP,
     MLP,
+    OBJECTIVE,
     RECORD,
     SUMS,
     TORCH,
@@ -140,6 +142,20 @@ CORRECT: tuple[Correct, ...] = (
             ),
         ),
         checks=("processes",),
+        skipped=("accumulation",),
+    ),
+    Correct(
+        "noise of a generator that checkpoints hold",
+        MLP,
+        (
+            (OBJECTIVE, f"NOISE = torch.Generator().manual_seed(0)\n{OBJECTIVE}"),
+            (KEEP, KEEP.replace("model=model", "noise=NOISE, model=model")),
+            (
+                FORWARD,
+                f"{FORWARD}                loss = loss * (1 + torch.rand((), generator=NOISE))\n",
+            ),
+        ),
+        checks=("resumes", "samples"),
         skipped=("accumulation",),
     ),
     Correct(

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 
-from accelerate.utils import extract_model_from_parallel
-from torch import nn
-
 from common.checkpoints.part_states import Stateful
+from common.checkpoints.state import adapted
 from common.lifecycle.stages import Context
 from common.run import Run
 from common.storage.value_digests import digest_of_state
@@ -77,8 +75,7 @@ class StateReader:
         """
         digests = {}
         for name, part in self.kept_parts.items():
-            bare = extract_model_from_parallel(part) if isinstance(part, nn.Module) else part
-            digests[name] = digest_of_state(bare.state_dict())
+            digests[name] = digest_of_state(adapted(part).state_dict())
         digests["best evaluation"] = digest_of_state(context.best.state_dict())
         return digests
 
