@@ -24,6 +24,8 @@ from common.tools.prove.proof_runs.bench import Bench, RunFailedError
 from common.tools.prove.records.observed_run import ObservedRun
 
 STOPPED_AFTER = COMPARED_UPDATE - 1  # the resumed run makes the compared update
+# The signal comes after the check for signals of this update, so the next update is the last one.
+SIGNALLED_AFTER = STOPPED_AFTER - 1
 KILLED_AFTER = COMPARED_UPDATE + 2  # later than the checkpoint after update 3
 
 
@@ -53,7 +55,7 @@ class ProcessCountChange:
 PROCESS_COUNT_CHANGES = (
     ProcessCountChange(
         "from-one-to-two",
-        PlannedInterruption(manner="stop", step=STOPPED_AFTER),
+        PlannedInterruption(manner="stop", step=SIGNALLED_AFTER),
         1,
         2,
         f"a run stopped on one process after update {STOPPED_AFTER} and resumed on two",
