@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from common.tools.prove.command import main
+from common.tools.prove.instruments.updates import COMPARED_UPDATE
 from common.tools.prove.layouts.compared_runs import UPDATES
 from common.tools.prove.layouts.comparison import updates_of
+from common.tools.prove.layouts.process_runs import STOPPED_AFTER
 from common.tools.prove.receipt import read_receipt
 from common.tools.prove.records.observed_run import ObservedRun, read_processes
 from common.tools.prove.records.run_records import Interruption, MicroBatch
@@ -81,6 +83,10 @@ def test_a_recipe_with_batch_norm_is_compared_in_float64(
     assert "in float64, as BatchNorm2d amplifies rounding" in receipt.checks[0].compared
     assert receipt.environment is not None  # although no check needed the reference run
     losses = []
+    first, *resumed = read_processes(folder / "from-one-to-two-in-float64")
+    assert max(step for step, _ in first.micro_batches) == STOPPED_AFTER - 1
+    for process in resumed:  # two processes make the update whose weights are compared
+        assert min(step for step, _ in process.micro_batches) == COMPARED_UPDATE - 1
     for name in ("divided-in-float64", "two-processes-in-float64"):
         processes = read_processes(folder / name)
         run = ObservedRun(name, folder / name, processes, seconds=0.0, command="")
