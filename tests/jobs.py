@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -14,7 +15,9 @@ from typing import Any
 import psutil
 
 from tests.launch import LAUNCHES, REPOSITORY, Finished, Launcher, Runner, clean_environment
+from tests.template import PRINTS_STACKS
 
+SECONDS_TO_PRINT_STACKS = 0.5
 CHECKPOINT_EVERY = 3  # updates
 # Dropout, shifts, accumulation, and several epochs of 11 updates, with checkpoints in the middle of
 # each.
@@ -101,6 +104,15 @@ class Job:
         self.process.kill()
         self.process.wait(30)
 
+    def print_stacks(self) -> None:
+        """Let every process that is a fork of the template print the stacks of its threads."""
+        if not LAUNCHES[self.launcher].is_fork:
+            return  # a process without the template's handler would end
+        for child in [*self.all_started(), self.process]:
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                os.kill(child.pid, PRINTS_STACKS)
+                time.sleep(SECONDS_TO_PRINT_STACKS)  # so that the stacks do not interleave
+
     def end(self, timeout: float = 120) -> int:
         """Wait until the launcher and all that it started have ended; return its status."""
         children = self.all_started()
@@ -109,6 +121,7 @@ class Job:
             left = psutil.wait_procs(children, timeout=timeout)[1]
             assert not left, f"left running: {left}\n{self.printed()[-4000:]}"
         except subprocess.TimeoutExpired:
+            self.print_stacks()
             self.kill()
             raise AssertionError(
                 f"still running after {timeout} s:\n{self.printed()[-4000:]}"

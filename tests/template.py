@@ -20,6 +20,7 @@ template ends when the last connection closes.
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import importlib
 import io
 import json
@@ -91,6 +92,7 @@ OF_TWO = {
     "OMP_NUM_THREADS": "1",
 }
 GRACE = 30  # seconds after which torchrun kills the other ranks, once one has failed
+PRINTS_STACKS = signal.SIGRTMIN  # a test that waits in vain sends it: see `tests.jobs`
 NETWORK_NAMESPACE = 0x40000000  # CLONE_NEWNET, which `os` knows from Python 3.12 on
 
 
@@ -249,6 +251,7 @@ def become(request: Request, standard_files: list[int], network: list[int]) -> N
         forget_shared_code()  # its console has colours there
     for number in request.get("ignored_signals", []):
         signal.signal(number, signal.SIG_IGN)
+    faulthandler.register(PRINTS_STACKS, file=2)
     processes = request.get("processes", 1)
     if processes > 1:
         launch(processes, request["port"])

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from benchmarks.harness.ports import free_port
-from tests.jobs import MLP, final_weights, rows_without_clock
+from tests.jobs import MLP, Job, final_weights, rows_without_clock
 from tests.launch import (
     ACCELERATE,
     CONFIGS,
@@ -348,3 +348,21 @@ def test_fork_trains_as_a_fresh_interpreter_does(runner: Runner, unbroken: Finis
     fresh = runner.run("mnist_mlp", *MLP, launcher="plain python")
     assert rows_without_clock(fresh.directory) == rows_without_clock(unbroken.directory)
     assert final_weights(fresh.directory) == final_weights(unbroken.directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["fork", "two forks"])
+def test_run_that_does_not_end_shows_its_stacks(
+    runner: Runner, tmp_path: Path, launcher: Launcher
+) -> None:
+    """A test that waits in vain for a run shows where each of its processes stands."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time\n\ndef wait_forever():\n    while True:\n        time.sleep(1)\n\n"
+        'print("waiting", flush=True)\nwait_forever()\n'
+    )
+    job = Job(runner, script, directory=tmp_path / "run", launcher=launcher)
+    job.wait_until(lambda: job.printed().count("waiting") == LAUNCHES[launcher].ranks)
+    with pytest.raises(AssertionError, match="still running") as failure:
+        job.end(0.1)
+    assert str(failure.value).count("in wait_forever") == LAUNCHES[launcher].ranks
