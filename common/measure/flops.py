@@ -1,6 +1,7 @@
 """Counts a model's floating-point operations once, by running it, for TFLOP/s and MFU."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -214,6 +215,33 @@ def parabola_through(counts: dict[float, float]) -> TrainingFlops:
     return TrainingFlops(*coefficients.tolist())
 
 
+@contextmanager
+def unchanged_attributes(model: nn.Module) -> Iterator[None]:
+    """At the end of the block, each module has the attributes that it had at the beginning.
+
+    A forward pass may keep a tensor in its module, such as a table of positions. On the meta
+    device, this tensor has no values, so training must not find it there. Dicts, lists and sets get
+    the items back that they had.
+    """
+    attributes_of_modules = [(vars(module), dict(vars(module))) for module in model.modules()]
+    items_of_containers: list[tuple[Any, Any]] = []
+    for _, attributes in attributes_of_modules:
+        for value in attributes.values():
+            if isinstance(value, dict):
+                items_of_containers.append((value, dict(value)))
+            elif isinstance(value, (list, set)):
+                items_of_containers.append((value, [*value]))
+    try:
+        yield
+    finally:
+        for container, items in [*attributes_of_modules, *items_of_containers]:
+            container.clear()
+            if isinstance(container, list):
+                container.extend(items)
+            else:
+                container.update(items)
+
+
 def count_operations(
     model: nn.Module, compute_loss: ComputeLoss, batch: Batch, tensors: dict[str, torch.Tensor]
 ) -> float:
@@ -238,7 +266,12 @@ def count_operations(
         if set_attention is not None:
             set_attention("eager")
         model.eval()  # gradient checkpointing recomputes only in training mode
-        with as_written(model), torch.enable_grad(), FlopCounterMode(display=False) as counter:
+        with (
+            unchanged_attributes(model),
+            as_written(model),
+            torch.enable_grad(),
+            FlopCounterMode(display=False) as counter,
+        ):
             compute_loss(with_tensors, batch)[0].backward()
     finally:
         for module, training in training_modes.items():

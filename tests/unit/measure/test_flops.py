@@ -67,6 +67,45 @@ def test_counting_operations_leaves_the_model_unchanged(sharing: str, count: Any
     assert model(torch.randn(2, SIZE)).device.type == "cpu"
 
 
+class CachingModel(Model):
+    """Keeps tables of its first forward pass, as models with positions do."""
+
+    def __init__(self) -> None:
+        super().__init__("nothing")
+        self.table: torch.Tensor | None = None
+        self.register_buffer("buffer", torch.zeros(0))
+        self.by_size: dict[int, torch.Tensor] = {}
+        self.tables: list[torch.Tensor] = []
+        self.calls = 0
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.table is None:
+            self.table = torch.ones(SIZE, device=rows.device)
+            self.tables.append(self.table)
+            self.buffer = self.table
+            self.register_buffer("lazy", self.table.clone(), persistent=False)
+        table = self.by_size.setdefault(len(rows), self.table) * self.tables[0]
+        return super().forward(rows * table * self.buffer * self.lazy)
+
+
+@pytest.mark.parametrize("count", [training_flops, training_flops_of_real_samples])
+def test_counting_operations_leaves_no_tensor_in_the_model(count: Any) -> None:
+    """On the meta device, a table that a forward pass keeps has no values."""
+    model = CachingModel()
+    names_before = [*vars(model)]
+    samples = TensorSamples(rows=torch.randn(8, SIZE))
+    device = [torch.device("cpu")] if count is training_flops_of_real_samples else []
+    count(model, compute_loss, samples, *device)
+    assert [*vars(model)] == names_before
+    assert (model.table, model.by_size, model.tables, model.calls) == (None, {}, [], 0)
+    assert len(model.buffer) == 0
+    assert "lazy" not in dict(model.named_buffers())
+    loss, _ = compute_loss(model, {"rows": torch.randn(2, SIZE)})
+    loss.backward()
+    assert model.body.weight.grad is not None
+
+
 def test_operations_of_an_mlp_match_a_count_by_hand() -> None:
     """A weight costs 2 operations forward and 4 backward, but 2 backward in the first layer."""
     model = MLP(28 * 28, [512, 512], 10, dropout=0.0)
