@@ -14,7 +14,7 @@ from common.checkpoints.adapters import RandomState
 from common.data.order import hash_integers
 from common.data.samples import seed_cpu_generators
 from common.models.compile import as_written
-from common.system.devices import seed_generator
+from common.system.devices import has_float64, seed_generator
 from common.training.sharding.accelerator import ShardingAccelerator
 
 # One of the integers from which the seed of evaluations is hashed. This integer keeps their random
@@ -43,9 +43,10 @@ def evaluation_mode(
     seed_generators(
         generators.device, hash_integers(seed, accelerator.process_index, EVALUATION_STREAM)
     )
-    # FSDP2 keeps tensors of a forward pass, and training can't use inference tensors.
-    no_gradients = torch.inference_mode if accelerator.mesh is None else torch.no_grad
-    with no_gradients(), as_written(model):
+    # Not `torch.inference_mode`, because training can't use the tensors that are made in it. FSDP2
+    # keeps tensors of a forward pass, and so do models that keep a table of positions. A recipe may
+    # also weigh the loss by the errors of an evaluation.
+    with torch.no_grad(), as_written(model):
         yield restore_buffers
     for module, training in training_modes.items():
         module.training = training
@@ -81,6 +82,10 @@ def average_buffers(accelerator: Accelerator, model: nn.Module) -> Callable[[], 
     By default, training does not synchronise buffers, so each rank has its own statistics of batch
     norm. With the averages, all ranks evaluate the same model. Buffers of integers, such as
     counters, stay as they are.
+
+    The averages are computed in float64 if the device has it. So a narrower buffer that is equal on
+    all ranks stays exactly as it is, even if it holds numbers so large that their sum would be
+    infinite, such as the lowest float32 in a mask.
     """
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if accelerator.num_processes == 1 or not buffers:
@@ -92,5 +97,6 @@ def average_buffers(accelerator: Accelerator, model: nn.Module) -> Callable[[], 
             buffer.copy_(values.view_as(buffer))
 
     own_values = torch.cat([buffer.flatten() for buffer in buffers])  # for one collective
-    set_buffers(accelerator.reduce(own_values, "mean"))
+    wide_values = own_values.double() if has_float64(own_values.device) else own_values
+    set_buffers(accelerator.reduce(wide_values, "mean"))
     return lambda: set_buffers(own_values)

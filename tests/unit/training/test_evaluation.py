@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed
 from safetensors.torch import load_file, save_file
@@ -77,6 +78,29 @@ def test_buffers_of_two_processes_are_averaged_in_one_call(runner: Runner, tmp_p
             assert torch.equal(averaged[name], mean if value.is_floating_point() else value)
 
 
+@pytest.mark.parametrize("world_size", [2, 3, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_equal_buffers_keep_their_bits(world_size: int, dtype: torch.dtype) -> None:
+    """A mask of the lowest numbers does not become infinite, and a table is not rounded."""
+    from tests.ranks import on_ranks
+
+    limits = torch.finfo(dtype)
+    generator = torch.Generator().manual_seed(world_size)
+    table = torch.randn(500, generator=generator).to(dtype)
+    mask = torch.tensor([limits.min, limits.max, limits.tiny, 0.0, -torch.inf], dtype=dtype)
+
+    def averaged(accelerator: Any) -> list[torch.Tensor]:
+        model = nn.Module()
+        model.register_buffer("table", table.clone())
+        model.register_buffer("mask", mask.clone())
+        average_buffers(accelerator, model)
+        return [*model.buffers()]
+
+    for buffers in on_ranks(world_size, averaged):
+        assert torch.equal(buffers[0], table)
+        assert torch.equal(buffers[1], mask)
+
+
 def test_one_process_averages_nothing() -> None:
     """One process averages no buffers, and neither does a model without buffers."""
     model = network(0)
@@ -106,6 +130,17 @@ def test_evaluation_draws_repeatably_and_restores_generators() -> None:
             assert (model.training, model[0].training, model[1].training) == (True, True, False)
     assert len(drawn) == 4
     assert len(set(drawn)) == 2
+
+
+def test_training_can_use_tensors_of_an_evaluation() -> None:
+    """A model may keep a table of its first forward pass, and a loss may weigh earlier errors."""
+    accelerator: Any = SimpleNamespace(num_processes=1, process_index=0, mesh=None)
+    model = nn.Linear(2, 2)
+    with evaluation_mode(accelerator, model, RandomState(torch.device("cpu")), seed=0):
+        table = model(torch.ones(3, 2)).sin()
+    assert not table.requires_grad
+    (model(torch.ones(3, 2)) * table).sum().backward()  # the product keeps the table
+    assert model.weight.grad is not None
 
 
 def test_buffers_are_restored() -> None:
