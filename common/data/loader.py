@@ -218,7 +218,11 @@ class Loader:
             )
         return UserError(
             "the loop is over train_loader itself, so no checkpoint would contain its position",
-            advice="loop over run.batches(train_loader)",
+            advice=(
+                "to train, loop over run.batches(train_loader); to read training samples for "
+                "another purpose, such as the statistics of batch norm, add a split with them to "
+                'Data, such as "train_part", and loop over run.all_loaders["train_part"]'
+            ),
         )
 
     def rehearsal_of(self, batches: list[torch.Tensor]) -> list[torch.Tensor]:
