@@ -24,6 +24,13 @@ NO_METRIC_CAUSE = (
     "ReduceLROnPlateau makes a step for each evaluation: call scheduler.step(figures[NAME]) after "
     "run.log(figures), and not in the loop (see docs/make-your-own.md)"
 )
+# Python's error for a step of `LBFGS` without a closure.
+NO_CLOSURE = "'NoneType' object is not callable"
+NO_CLOSURE_CAUSE = (
+    "this optimizer computes the loss itself, several times in a step: call "
+    "optimizer.step(closure), with a function that calls optimizer.zero_grad() and "
+    "accelerator.backward(loss), and returns the loss"
+)
 # Torch's error in the backward pass of a loss without gradient.
 NO_GRADIENT = "does not require grad and does not have a grad_fn"
 NO_GRADIENT_CAUSE = (
@@ -91,7 +98,7 @@ def likely_cause_of(error: BaseException) -> str | None:
     frames = [entry.tb_frame for entry in tracebacks_of(error)]
     own_frames = [frame for frame in frames if is_of_user(frame)]
     if isinstance(error, TypeError):
-        return NO_METRIC_CAUSE if NO_METRIC in str(error) else likely_cause_of_name(error, frames)
+        return likely_cause_of_type(error, frames)
     if own_frames and isinstance(error, RuntimeError) and NO_GRADIENT in str(error):
         return NO_GRADIENT_CAUSE
     if not own_frames or not is_raised_by_torch(error, frames):
@@ -216,6 +223,26 @@ def likely_cause_of_index(frames: list[FrameType], batch: list[TensorAtPlace]) -
         f"{values}: number the labels from 0, set those to ignore to -100, or give the model one "
         "output for each class"
     )
+
+
+def likely_cause_of_type(error: TypeError, frames: list[FrameType]) -> str | None:
+    """Return a sentence for an optimizer or a scheduler that lacks an argument, or for a list.
+
+    Args:
+        frames: the frames of the traceback, the innermost first.
+    """
+    if NO_METRIC in str(error):
+        return NO_METRIC_CAUSE
+    is_in_step = any(map(is_step_of_optimizer, frames)) and not is_of_user(frames[0])
+    if NO_CLOSURE in str(error) and is_in_step:
+        return NO_CLOSURE_CAUSE
+    return likely_cause_of_name(error, frames)
+
+
+def is_step_of_optimizer(frame: FrameType) -> bool:
+    """Whether a frame runs the step of an optimizer of torch, which takes a closure."""
+    name: str = frame.f_globals.get("__name__", "")
+    return name.startswith("torch.optim.") and "closure" in frame.f_locals
 
 
 def likely_cause_of_name(error: TypeError, frames: list[FrameType]) -> str | None:

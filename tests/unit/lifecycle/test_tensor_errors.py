@@ -186,6 +186,16 @@ def test_step_of_a_plateau_without_a_metric_is_explained() -> None:
     assert "call scheduler.step(figures[NAME])" in (likely_cause_of(raised_by(train)) or "")
 
 
+def test_step_without_a_closure_is_explained() -> None:
+    """LBFGS computes the loss several times in a step; other errors of its step are not meant."""
+    step: Any = torch.optim.LBFGS(nn.Linear(1, 1).parameters()).step
+    error = raised_by(lambda: step(None))  # as Accelerate's wrapper calls it
+    assert "call optimizer.step(closure)" in (likely_cause_of(error) or "")
+    none: Any = None
+    assert likely_cause_of(raised_by(lambda: step(lambda: fail(TypeError("none"))))) is None
+    assert likely_cause_of(raised_by(lambda: none())) is None
+
+
 def fail(error: BaseException) -> None:
     raise error
 
