@@ -103,7 +103,7 @@ def test_not_finite_is_found_before_a_checkpoint(
     )
     flags = (*MLP, "--log-every", 90, "--checkpoint-every", 4, "--output-dir", directory)
     job = Job(runner, recipe, *flags, directory=directory)
-    assert job.end() != 0
+    assert job.end(60) != 0
     assert "became NaN or infinite in update 16" in job.printed()
     assert newest_step(directory) <= 13
     runner.run("mnist_mlp", "--resume", directory, launcher="fork", output_directory=False)
@@ -118,7 +118,7 @@ def test_killed_first_rank_during_a_save_ends_the_other(runner: Runner, director
     job.wait_for_step(CHECKPOINT_EVERY)
     job.wait_until(lambda: any(directory.glob("checkpoints/*.unfinished")))
     job.ranks()[0].kill()
-    assert job.end(60) != 0
+    assert job.end(25) != 0
 
 
 @pytest.mark.slow
@@ -297,7 +297,7 @@ def test_full_disk_stops_the_log_with_a_sentence(runner: Runner, directory: Path
                     os.write(file.fileno(), bytes(4096))
                 except OSError:
                     break
-        assert job.end() == 1
+        assert job.end(60) == 1
         assert "No space left on device" in job.printed()
         assert job.printed().count("error: ") == 1, job.printed()
         assert "Traceback" not in job.printed()

@@ -191,7 +191,7 @@ def test_sigterm_to_the_launcher_saves_and_leaves_nothing_running(
               launcher="accelerate")  # fmt: skip
     job.wait_for_step(CHECKPOINT_EVERY)
     job.process.send_signal(signal.SIGTERM)
-    job.end()
+    job.end(60)
     status = job.read("status.json")
     assert status["status"] == "preempted", job.printed()[-4000:]
     assert status["resumable"]
@@ -210,7 +210,7 @@ def test_signal_to_the_recipe_then_resume(
     job = Job(runner, "mnist_mlp", *flags, directory=directory)
     job.wait_for_step(CHECKPOINT_EVERY)
     job.process.send_signal(number)
-    assert job.end() == 75, job.printed()[-4000:]
+    assert job.end(60) == 75, job.printed()[-4000:]
     status = job.read("status.json")
     assert status["status"] == "preempted"
     assert number.name in status["reason"]
@@ -248,7 +248,7 @@ def test_sigterm_to_one_rank_stops_all_at_the_same_update(runner: Runner, direct
               launcher="two forks")  # fmt: skip
     job.wait_for_step(CHECKPOINT_EVERY)
     job.ranks()[1].send_signal(signal.SIGTERM)
-    job.end()
+    job.end(60)
     status = job.read("status.json")
     assert status["status"] == "preempted", job.printed()[-4000:]
     newest = step_folders(directory / "checkpoints")[-1]
@@ -395,7 +395,7 @@ def test_full_disk_keeps_the_checkpoint_before(runner: Runner, directory: Path) 
     try:
         flags = (*MLP, *LONG, "--hidden-sizes", 200, 100, "--output-dir", directory)
         job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two forks")
-        assert job.end() != 0
+        assert job.end(60) != 0
         assert "No space left on device" in job.printed()
         assert job.read("status.json")["status"] == "failed"
         newest, problems = newest_whole(folder, None, saved_run_id(directory) or "")
@@ -425,7 +425,7 @@ def test_nan_on_one_rank_is_never_applied(
     recipe = with_line_before_backward(tmp_path, line)
     flags = (*MLP, "--mixed-precision", "no", "--output-dir", directory)
     job = Job(runner, recipe, *flags, directory=directory, launcher="two forks")
-    assert job.end() != 0
+    assert job.end(60) != 0
     assert "became NaN or infinite in update 15" in job.printed()
     assert job.printed().count("error: a gradient") == 1
     status = job.read("status.json")
@@ -447,7 +447,7 @@ def test_out_of_memory_on_one_rank_ends_all_with_advice_once(
     flags = (*MLP, "--output-dir", directory)
     recipe = with_line_before_backward(tmp_path, line)
     job = Job(runner, recipe, *flags, directory=directory, launcher="two forks")
-    assert job.end() != 0
+    assert job.end(60) != 0
     advised_flags = "--batch-size 32 --gradient-accumulation-steps 4"
     assert job.printed().count(advised_flags) == 1, job.printed()[-4000:]
     assert "out of memory" in job.read("status.json")["reason"]
@@ -463,7 +463,7 @@ def test_exception_on_one_rank_ends_all_and_names_the_cause(
     recipe = with_line_before_backward(tmp_path, f"assert not ({condition}), 'a broken sample'")
     flags = (*MLP, "--output-dir", directory)
     job = Job(runner, recipe, *flags, directory=directory, launcher="two forks")
-    assert job.end() != 0
+    assert job.end(60) != 0
     status = job.read("status.json")
     assert status["status"] == "failed", job.printed()[-4000:]
     assert "rank 1: AssertionError: a broken sample" in status["reason"]
@@ -478,7 +478,7 @@ def test_killed_rank_and_the_supervisor_line(runner: Runner, directory: Path) ->
     job = Job(runner, "mnist_mlp", *flags, directory=directory, launcher="two forks")
     job.wait_for_step(CHECKPOINT_EVERY)
     job.ranks()[1].kill()
-    assert job.end() != 0
+    assert job.end(60) != 0
     assert job.read("status.json")["resumable"], job.read("status.json")
     recipe = REPOSITORY / "recipes" / "mnist_mlp.py"
     launch = launch_command("multi_cpu", runner.python)
@@ -515,7 +515,7 @@ def test_killed_worker_of_the_loader_can_be_restarted_after(
         return True
 
     job.wait_until(killed)
-    assert job.end() != 0
+    assert job.end(60) != 0
     status = job.read("status.json")
     assert status["resumable"], status
     assert "worker" in status["reason"]
@@ -534,7 +534,7 @@ def test_stopped_rank_ends_the_job_within_the_time_out(runner: Runner, directory
         job.wait_until(lambda: job.read("status.json")["status"] != "running", timeout=65)
     finally:
         stopped.kill()  # as the launcher would, half a minute later
-    assert job.end() != 0
+    assert job.end(60) != 0
     status = job.read("status.json")
     assert status["status"] == "failed", job.printed()[-4000:]
     assert "imed out" in status["reason"]
