@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from tests.launch import LAUNCHES, REPOSITORY, Finished, Launcher, Runner, clean_environment
-from tests.template import PRINTS_STACKS
+from tests.template import STACKS_SIGNAL
 
 SECONDS_TO_PRINT_STACKS = 0.5
 CHECKPOINT_EVERY = 3  # updates
@@ -107,10 +107,10 @@ class Job:
     def print_stacks(self) -> None:
         """Let every process that is a fork of the template print the stacks of its threads."""
         if not LAUNCHES[self.launcher].is_fork:
-            return  # a process without the template's handler would end
+            return  # other processes lack the handler, and the signal would end them
         for child in [*self.all_started(), self.process]:
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                os.kill(child.pid, PRINTS_STACKS)
+                os.kill(child.pid, STACKS_SIGNAL)
                 time.sleep(SECONDS_TO_PRINT_STACKS)  # so that the stacks do not interleave
 
     def end(self, timeout: float = 120) -> int:

@@ -92,7 +92,9 @@ OF_TWO = {
     "OMP_NUM_THREADS": "1",
 }
 GRACE = 30  # seconds after which torchrun kills the other ranks, once one has failed
-PRINTS_STACKS = signal.SIGRTMIN  # a test that waits in vain sends it: see `tests.jobs`
+# On this signal, a fork prints the stacks of its threads; see `tests.jobs`. Systems without
+# real-time signals import this module, but make no forks.
+STACKS_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGTERM)
 NETWORK_NAMESPACE = 0x40000000  # CLONE_NEWNET, which `os` knows from Python 3.12 on
 
 
@@ -251,7 +253,7 @@ def become(request: Request, standard_files: list[int], network: list[int]) -> N
         forget_shared_code()  # its console has colours there
     for number in request.get("ignored_signals", []):
         signal.signal(number, signal.SIG_IGN)
-    faulthandler.register(PRINTS_STACKS, file=2)
+    faulthandler.register(STACKS_SIGNAL, file=2)
     processes = request.get("processes", 1)
     if processes > 1:
         launch(processes, request["port"])
