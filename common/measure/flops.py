@@ -217,29 +217,29 @@ def parabola_through(counts: dict[float, float]) -> TrainingFlops:
 
 @contextmanager
 def unchanged_attributes(model: nn.Module) -> Iterator[None]:
-    """At the end of the block, each module has the attributes that it had at the beginning.
+    """Restore the attributes of each module at the end of the block, its training mode among them.
 
     A forward pass may keep a tensor in its module, such as a table of positions. On the meta
-    device, this tensor has no values, so training must not find it there. Dicts, lists and sets get
-    the items back that they had.
+    device, this tensor has no values, so training must not find it there. If an attribute is a
+    dict, a list or a set, its items are restored, too.
     """
-    attributes_of_modules = [(vars(module), dict(vars(module))) for module in model.modules()]
-    items_of_containers: list[tuple[Any, Any]] = []
-    for _, attributes in attributes_of_modules:
-        for value in attributes.values():
-            if isinstance(value, dict):
-                items_of_containers.append((value, dict(value)))
-            elif isinstance(value, (list, set)):
-                items_of_containers.append((value, [*value]))
+    containers: list[Any] = []  # dicts, lists and sets
+    for module in model.modules():
+        attributes = vars(module)
+        containers.append(attributes)
+        containers += [
+            value for value in attributes.values() if isinstance(value, (dict, list, set))
+        ]
+    items = [dict(value) if isinstance(value, dict) else [*value] for value in containers]
     try:
         yield
     finally:
-        for container, items in [*attributes_of_modules, *items_of_containers]:
+        for container, items_before in zip(containers, items, strict=True):
             container.clear()
             if isinstance(container, list):
-                container.extend(items)
+                container.extend(items_before)
             else:
-                container.update(items)
+                container.update(items_before)
 
 
 def count_operations(
@@ -261,21 +261,18 @@ def count_operations(
     # matrix products, which the counter sees.
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     set_attention = getattr(model, "set_attn_implementation", None) if attention else None
-    training_modes = {module: module.training for module in model.modules()}
     try:
         if set_attention is not None:
             set_attention("eager")
-        model.eval()  # gradient checkpointing recomputes only in training mode
         with (
             unchanged_attributes(model),
             as_written(model),
             torch.enable_grad(),
             FlopCounterMode(display=False) as counter,
         ):
+            model.eval()  # gradient checkpointing recomputes only in training mode
             compute_loss(with_tensors, batch)[0].backward()
     finally:
-        for module, training in training_modes.items():
-            module.training = training
         if set_attention is not None:
             set_attention(attention)
     return float(counter.get_total_flops())
