@@ -15,7 +15,6 @@ from common.data.order import hash_integers
 from common.data.samples import seed_cpu_generators
 from common.models.compile import as_written
 from common.system.devices import has_float64, seed_generator
-from common.training.sharding.accelerator import ShardingAccelerator
 
 # One of the integers from which the seed of evaluations is hashed. This integer keeps their random
 # numbers apart from those that order the samples.
@@ -24,7 +23,7 @@ EVALUATION_STREAM = 2
 
 @contextmanager
 def evaluation_mode(
-    accelerator: ShardingAccelerator, model: nn.Module, generators: RandomState, seed: int
+    accelerator: Accelerator, model: nn.Module, generators: RandomState, seed: int
 ) -> Iterator[Callable[[], None]]:
     """Put a bare model into evaluation mode, with its buffers averaged over ranks.
 
@@ -43,9 +42,9 @@ def evaluation_mode(
     seed_generators(
         generators.device, hash_integers(seed, accelerator.process_index, EVALUATION_STREAM)
     )
-    # Not `torch.inference_mode`, because training can't use the tensors that are made in it. FSDP2
-    # keeps tensors of a forward pass, and so do models that keep a table of positions. A recipe may
-    # also weigh the loss by the errors of an evaluation.
+    # Training can't use tensors that were made in `torch.inference_mode`. FSDP2 keeps tensors of a
+    # forward pass, and so does a model that caches a table of positions. A recipe may also weigh
+    # its loss by the errors of an evaluation.
     with torch.no_grad(), as_written(model):
         yield restore_buffers
     for module, training in training_modes.items():
@@ -83,9 +82,9 @@ def average_buffers(accelerator: Accelerator, model: nn.Module) -> Callable[[], 
     norm. With the averages, all ranks evaluate the same model. Buffers of integers, such as
     counters, stay as they are.
 
-    The averages are computed in float64 if the device has it. So a narrower buffer that is equal on
-    all ranks stays exactly as it is, even if it holds numbers so large that their sum would be
-    infinite, such as the lowest float32 in a mask.
+    The averages are computed in float64 if the device has it. A narrower buffer that is equal on
+    all ranks then keeps its bits. In its own dtype, its sum could be rounded, or infinite: a mask
+    may hold the lowest float32.
     """
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if accelerator.num_processes == 1 or not buffers:

@@ -120,7 +120,7 @@ def test_evaluation_draws_repeatably_and_restores_generators() -> None:
             torch.manual_seed(seed)
             model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2))
             model[1].eval()  # a frozen layer
-            accelerator: Any = SimpleNamespace(num_processes=1, process_index=rank, mesh=None)
+            accelerator: Any = SimpleNamespace(num_processes=1, process_index=rank)
             generators = RandomState(torch.device("cpu"))
             expected = generators.state_dict()
             with evaluation_mode(accelerator, model, generators, seed=5):
@@ -134,7 +134,7 @@ def test_evaluation_draws_repeatably_and_restores_generators() -> None:
 
 def test_training_can_use_tensors_of_an_evaluation() -> None:
     """A model may keep a table of its first forward pass, and a loss may weigh earlier errors."""
-    accelerator: Any = SimpleNamespace(num_processes=1, process_index=0, mesh=None)
+    accelerator: Any = SimpleNamespace(num_processes=1, process_index=0)
     model = nn.Linear(2, 2)
     with evaluation_mode(accelerator, model, RandomState(torch.device("cpu")), seed=0):
         table = model(torch.ones(3, 2)).sin()
