@@ -219,9 +219,9 @@ class Loader:
         return UserError(
             "the loop is over train_loader itself, so no checkpoint would contain its position",
             advice=(
-                "to train, loop over run.batches(train_loader); to read training samples for "
-                "another purpose, such as the statistics of batch norm, add a split with them to "
-                'Data, such as "train_part", and loop over run.all_loaders["train_part"]'
+                "to train, loop over run.batches(train_loader); for another purpose, such as the "
+                'statistics of batch norm, give Data a further split of training samples, "part" '
+                'for example, and loop over run.all_loaders["part"]'
             ),
         )
 

@@ -226,7 +226,7 @@ def likely_cause_of_index(frames: list[FrameType], batch: list[TensorAtPlace]) -
 
 
 def likely_cause_of_type(error: TypeError, frames: list[FrameType]) -> str | None:
-    """Return a sentence for an optimizer or a scheduler that lacks an argument, or for a list.
+    """Return a sentence for a step that lacks its argument, or for a batch that is a list.
 
     Args:
         frames: the frames of the traceback, the innermost first.
